@@ -443,10 +443,10 @@ INSTEAD = {
             "max-unanswered": "downloads=mm.DownloadOptions(max_unanswered=)",
             "near-duplicates": "duplicates=mm.Duplicates(near=), or `mmstream duplicates --near`",
             "no-sidecar": "sidecar=False",
-            "facts": "facts=True, or run `mmstream index --facts`",
         }.items()
     },
     "mmstream convert --sidecar": "sidecars are written by default; leave it out",
+    "mmstream index --facts": "`mmstream plan` reads the shards; leave it out",
     "mmstream index --repack": "`mmstream convert TARS DEST` writes plain tars of gzipped ones",
     **dict.fromkeys(
         (

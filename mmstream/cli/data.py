@@ -18,7 +18,6 @@ from mmstream.cli.shared import (
     shows_infos_of,
 )
 from mmstream.dataset import bad_list
-from mmstream.dataset.facts import write_facts
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import bad_samples
@@ -51,12 +50,6 @@ from mmstream.storage.write_lock import write_lock
     help="Also write a checksum of every sample. This reads all bytes of the tars.",
 )
 @click.option(
-    "--facts",
-    is_flag=True,
-    help="Also write the texts and the sizes of pictures beside each index, for `mmstream "
-    "plan`. This reads all bytes of the tars.",
-)
-@click.option(
     "--columns",
     is_flag=True,
     help="Also write a table of the samples beside each index, for conditions on samples. This "
@@ -65,7 +58,7 @@ from mmstream.storage.write_lock import write_lock
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Build existing indexes, checksums, facts and columns again.",
+    help="Build existing indexes, checksums and columns again.",
 )
 @click.option(
     "--num-threads",
@@ -74,7 +67,7 @@ from mmstream.storage.write_lock import write_lock
     show_default=True,
     help="Tars to index at the same time.",
 )
-def index(url: str, facts: bool, columns: bool, **options: Any) -> None:
+def index(url: str, columns: bool, **options: Any) -> None:
     """Index tars at URL that other tools wrote, so that they open quickly.
 
     Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB. With
@@ -88,8 +81,8 @@ def index(url: str, facts: bool, columns: bool, **options: Any) -> None:
         + f", checksums of {count_text(report.num_summed, 'tar')} written"
         * options["checksums"]
     )
-    if facts or columns:
-        _write_beside(options["output"] or url, facts, columns, options["overwrite"])
+    if columns:
+        _write_columns(options["output"] or url, options["overwrite"])
     is_elsewhere = (options["output"] or url).rstrip("/") != url.rstrip("/")
     if is_elsewhere:
         say(
@@ -98,22 +91,18 @@ def index(url: str, facts: bool, columns: bool, **options: Any) -> None:
         )
 
 
-def _write_beside(url: str, facts: bool, columns: bool, overwrite: bool) -> None:
-    """Write the facts, or the sidecars, of the shards that have none."""
+def _write_columns(url: str, overwrite: bool) -> None:
+    """Write the sidecars of the shards that have none."""
+    from mmstream.converting.sidecar import write_sidecars  # loads Arrow
+
     dataset = open_dataset(url, allow_foreign_urls=True)  # they were indexed just now
     num_workers = num_cores() if len(dataset) > MIN_SAMPLES_OF_PROCESSES else 1
-    if facts:
-        num_written = write_facts(dataset, overwrite=overwrite, num_workers=num_workers)
-        say(f"facts of {num_written:,} tars written")
-    if columns:
-        from mmstream.converting.sidecar import write_sidecars  # loads Arrow
-
-        num_written = write_sidecars(dataset, overwrite=overwrite, num_workers=num_workers)
-        say(f"columns of {num_written:,} tars written")
+    num_written = write_sidecars(dataset, overwrite=overwrite, num_workers=num_workers)
+    say(f"columns of {num_written:,} tars written")
 
 
 MIN_SAMPLES_OF_PROCESSES = 100_000
-"""Facts of fewer samples are written before other processes have started."""
+"""Columns of fewer samples are written before other processes have started."""
 
 
 @command("mmstream verify s3://bucket/corpus --decode")

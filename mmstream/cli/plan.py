@@ -148,9 +148,9 @@ def plan(
 
     URL may be a mixture's file: each source is planned by itself.
 
-    The samples go through the decoders of training up to the tokenizer. No pixel is decoded. Where
-    `mmstream index --facts` has written facts, no picture is read. To continue an interrupted call,
-    run the same command again. Samples are not measured again for other limits.
+    The samples go through the decoders of training up to the tokenizer. No pixel is decoded. To
+    continue an interrupted call, run the same command again. Samples are not measured again for
+    other limits.
 
     The lines say how full the packs are, how full they could be, what is left out, and what other
     lengths of packs would give.

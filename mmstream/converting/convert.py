@@ -81,7 +81,6 @@ from mmstream.converting.rows.open import Rows, file_names, input_urls, media_fo
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.shard import ShardReport, files_of
-from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.display.text import count_text
@@ -201,7 +200,6 @@ def convert(
     allow_urls: Sequence[str] = (),
     duplicates: Duplicates | None = None,
     sidecar: bool = True,
-    facts: bool = False,
     engine: EngineName = "processes",
     shard_range: tuple[NonNegativeInt, PositiveInt] | None = None,
     rerun: Rerun | None = None,
@@ -252,8 +250,6 @@ def convert(
         duplicates: Which duplicates are looked for in the end. Default: none.
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
             the shard holds: keys, rows, sizes, hashes, rejects.
-        facts: Write the texts and the sizes of pictures of each shard beside its index, for
-            `plan`.
         engine: "processes" of this machine, or "ray": tasks of a Ray cluster, one for each shard.
         shard_range: Write only the shards from the first number up to the second, without it. They
             are counted from 0 over all splits in order. Other machines may write other ranges at
@@ -309,7 +305,7 @@ def convert(
         raise ConfigError(
             "shard_range: each range reads the rows again; write them to a file for it"
         )
-    work = Work(Rerun() if rerun is None else rerun, shard_range, facts)
+    work = Work(Rerun() if rerun is None else rerun, shard_range)
     _require_one_process(work.rerun)
     root = _media_folder(rows, media_root)
     require_engine(engine, num_workers, dest)
@@ -376,9 +372,6 @@ def _converted(
             begin_output(output, access.root, command)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
         report = _finish(outputs, shard_reports, access.root, progress, started)
-        if work.facts and work.shard_range is None:  # of shards that earlier calls wrote without
-            for output in outputs:
-                write_facts(open_dataset(output.store.url), progress=progress)
     warn_of_leaks(outputs, progress)
     return report
 

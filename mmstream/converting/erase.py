@@ -1,6 +1,6 @@
 """``mmstream takedown --erase``: overwrite what samples held that were taken down.
 
-    list of removed samples -> ERASE -> tar, checksums, facts, sidecar, report of each shard
+    list of removed samples -> ERASE -> tar, checksums, sidecar, report of each shard
                                      -> rejects, duplicates -> index, manifest -> the list again
 
 The list says first which samples are erased, by their places and by digests of their keys. It also
@@ -47,7 +47,6 @@ from mmstream.converting.report import (
 from mmstream.converting.sidecar import are_of_erased, empty_rows
 from mmstream.dataset.columns import read_columns, sidecar_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import empty_facts, facts_name
 from mmstream.dataset.files import json_lines, read_json
 from mmstream.dataset.index import (
     READ_BYTES,
@@ -198,7 +197,7 @@ def erase(dataset: Dataset) -> Iterator[ErasedShard]:
 
 def _remove_leftovers(dataset: Dataset, shards: Sequence[str]) -> None:
     """Remove what killed calls left of files that they were writing."""
-    beside = (str, checksums_name, facts_name, sidecar_name)
+    beside = (str, checksums_name, sidecar_name)
     names = "|".join(re.escape(name_of(shard)) for shard in shards for name_of in beside)
     for store in dict.fromkeys((dataset.index_store, dataset.store)):
         remove_temporary_files(store)
@@ -341,7 +340,7 @@ def _header(name: str, size: int, num_bytes: int) -> bytes:
 
 
 def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar) -> None:
-    """Write the checksums, the facts, the sidecar and the report of a shard anew."""
+    """Write the checksums, the sidecar and the report of a shard anew."""
     store, name = dataset.index_store, dataset.name_of(shard)
     columns = dataset.shards.indexes.columns(shard)
     index, checksums = encode_index(columns.offsets()), columns.checksums
@@ -352,8 +351,7 @@ def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar) -> None:
         checksums[list(tar.checksums)] = list(tar.checksums.values())
         tar.column = checksums
         _write(store, checksums_name(name), encode_checksums(checksums, index))
-    if store.exists(facts_name(name)):
-        _write(store, facts_name(name), empty_facts(dataset, shard, list(tar.keys), checksums))
+    store.remove(f"{name}.facts")  # texts that earlier versions kept here
     for folder in dict.fromkeys((store, dataset.store)):
         _rewrite_sidecar(folder, name, tar.keys)
 

@@ -90,7 +90,6 @@ from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.columns import sidecar_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import facts_name
 from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import object_sha256
 from mmstream.dataset.index_tars import MAX_PARTS
@@ -602,8 +601,6 @@ class Work:
     rerun: Rerun = field(default_factory=Rerun)
     shard_range: tuple[int, int] | None = None
     """First shard and the one behind the last, counted over all splits. None: all shards."""
-    facts: bool = False
-    """Whether the facts of shards are written beside their indexes, for `mmstream plan`."""
 
     def __post_init__(self) -> None:
         if self.shard_range is None:
@@ -801,12 +798,10 @@ def _for_append(output: Output, source: RowSource, locks: ExitStack) -> Output:
     if output.expected:
         return output
     known = known_rows(output.store, manifest, source)
-    has_facts = any(output.store.exists(facts_name(shard.name)) for shard in manifest.shards[:1])
-    work = replace(output.work, facts=output.work.facts or has_facts)
     append = plan_append(manifest, output.plan, output.rows, known)
     extra = append.shards(output.rows)
     appends = dict.fromkeys(extra, append)
-    return output._replace(work=work, known=known, extra=extra, appends=appends)
+    return output._replace(known=known, extra=extra, appends=appends)
 
 
 def _for_range(output: Output, locks: ExitStack, root: str | None) -> Output:
@@ -955,7 +950,6 @@ def jobs_of(
             output.lock,
             output.work.rerun.check,
             output.expected.get(name),
-            facts=output.work.facts,
             append=None if append is None else append.digest,
             first_row=first_row,
             refused={} if output.known is None else output.known.refused(rows, first_row),

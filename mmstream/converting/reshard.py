@@ -24,7 +24,6 @@ from tqdm import tqdm
 from mmstream.converting.report import read_shard_report, remove_reports, report_name
 from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes, wrong_size
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.files import commit
 from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
@@ -81,8 +80,6 @@ class _Job:
     name: str
     positions: IntArray
     """Of the samples in `dataset`, in the order of the new shard."""
-    has_facts: bool
-    """Whether to write facts beside the shard, as the dataset has them."""
 
 
 @checked({**arguments_gone("reshard"), "source": "give a folder, a URL, or mm.open_dataset(...)"})
@@ -319,9 +316,8 @@ def _write_shards(
     num_workers: int,
     progress: bool,
 ) -> tuple[ShardInfo, ...]:
-    has_facts = dataset.index_store.exists(facts_name(dataset.name_of(0)))
     jobs = [
-        _Job(dataset, store, lock, f"shard-{number:06d}.tar", positions[start:stop], has_facts)
+        _Job(dataset, store, lock, f"shard-{number:06d}.tar", positions[start:stop])
         for number, (start, stop) in enumerate(pairwise(bounds))
     ]
     written: dict[str, ShardInfo] = {}
@@ -337,27 +333,24 @@ def _write_shard(job: _Job) -> ShardInfo:
     written = read_shard_report(job.store, job.name, ShardInfo)
     if written is not None and wrong_size(job.store, shard_sizes(written)) is None:
         return written
-    offsets, checksums, facts = [0], [], FactsWriter()
+    offsets, checksums = [0], list[int]()
     with job.store.create(job.name) as file, HashedFile(file) as hashed:
-        for sample, data in _samples(job):
-            if job.has_facts:
-                fields = {name: value for name, value in sample.items() if name[:2] != "__"}
-                facts.add(sample["__key__"], fields)
+        for data in _samples(job):
             hashed.write(data)
             offsets.append(offsets[-1] + len(data))
             checksums.append(sample_checksum(data))
         hashed.write(bytes(2 * BLOCK))
         sha256 = hashed.close()
         job.lock.require()
-    write_indexes(job.store, job.name, offsets, checksums, facts if job.has_facts else None)
+    write_indexes(job.store, job.name, offsets, checksums)
     info = ShardInfo(job.name, len(job.positions), offsets[-1] + 2 * BLOCK, sha256)
     job.lock.require()
     job.store.write(report_name(job.name), msgspec.json.encode(info) + b"\n")
     return info
 
 
-def _samples(job: _Job) -> Iterator[tuple[Sample, bytes]]:
-    """Yield all samples of a shard with their bytes, in order. `BATCH_BYTES` are in memory."""
+def _samples(job: _Job) -> Iterator[bytes]:
+    """Yield the bytes of all samples of a shard, in order. `BATCH_BYTES` are in memory."""
     ends = np.cumsum(job.dataset.counts)
     shards = np.searchsorted(ends, job.positions, side="right")
     indexes = job.positions - (ends - job.dataset.counts)[shards]
@@ -379,7 +372,7 @@ def _samples(job: _Job) -> Iterator[tuple[Sample, bytes]]:
                     "before it in the new shard; give another shuffle_seed"
                 )
             last_key = key
-            yield sample, _bytes_alone(sample, data)
+            yield _bytes_alone(sample, data)
 
 
 def _bytes_alone(sample: Sample, data: bytes) -> bytes:

@@ -52,7 +52,6 @@ from mmstream.converting.report import (
 from mmstream.converting.rows.records import Row, RowRange, encodable
 from mmstream.converting.sidecar import SidecarWriter, perceptual_hash
 from mmstream.dataset.columns import sidecar_name
-from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.index import (
     checksums_name,
     checksums_size,
@@ -133,8 +132,6 @@ class ShardJob:
     """Read a shard that an earlier call wrote, and compare its checksums."""
     expected: ShardInfo | None = None
     """The shard as the manifest of a finished dataset has it."""
-    facts: bool = False
-    """Whether to write the facts of the shard too."""
     append: str | None = None
     """Digest of the append that the shard is of. None: it is of the conversion, or of a retry."""
     first_row: int = 0
@@ -281,7 +278,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
         _require_expected(job, shard.sha256)
         job.lock.require()
 
-    shard = write_tar(job.store, job.name, counted(), require, has_facts=job.facts)
+    shard = write_tar(job.store, job.name, counted(), require)
     name = wrong_size(job.store, shard_sizes(shard))
     if name is not None:
         raise StorageError(
@@ -418,8 +415,6 @@ def write_tar(
     name: str,
     samples: Iterable[tuple[str, Mapping[str, bytes]]],
     require: Callable[[ShardInfo], None],
-    *,
-    has_facts: bool = False,
 ) -> ShardInfo:
     """Write the tar of a shard, and then the small files beside it.
 
@@ -428,20 +423,16 @@ def write_tar(
         name: Of the tar.
         samples: Pairs (key, fields).
         require: Called before the tar appears. What it raises leaves no tar.
-        has_facts: Whether the facts of the samples are written, too.
     """
-    facts = FactsWriter() if has_facts else None
     with store.create(name) as file, HashedFile(file) as hashed:
         writer = TarWriter(cast(BinaryIO, hashed))
         for key, fields in samples:
             writer.add(key, fields)
-            if facts is not None:
-                facts.add(key, fields)
         writer.close()
         sha256 = hashed.close()
         info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
         require(info)
-    write_indexes(store, name, writer.offsets, writer.checksums, facts)
+    write_indexes(store, name, writer.offsets, writer.checksums)
     return info
 
 
@@ -450,21 +441,17 @@ def write_indexes(
     shard: str,
     offsets: list[int],
     checksums: list[int],
-    facts: FactsWriter | None = None,
 ) -> None:
-    """Write the small files beside a tar: its index, the checksums of its samples, their facts.
+    """Write the small files beside a tar: its index, and the checksums of its samples.
 
     Args:
         store: Holds the tar.
         shard: Its name.
         offsets: Of its samples, and behind the last one.
         checksums: Of its samples.
-        facts: Of its samples. None: they are not written.
     """
     index = encode_index(offsets)
     files = {index_name(shard): index, checksums_name(shard): encode_checksums(checksums, index)}
-    if facts is not None:
-        files[facts_name(shard)] = facts.close(shard, offsets, checksums)
     map_requests(store, lambda file: store.write(*file), files.items())
 
 

@@ -11,7 +11,6 @@ index_part.py    mmstream.index.HEX: the same for many shards, named by its cont
 shard_indexes.py where samples lie, by parts, which are cached, or by the files beside tars
 index_tars.py    make indexes and a manifest for tars that others wrote
 columns.py       what sidecars say of each sample: NAME.parquet
-facts.py         NAME.tar.facts: texts and the sizes of images
 bad_list.py      mmstream.bad.json: samples that no epoch shows
 mixture.py       several datasets with weights, read as one, and the JSON file of them
 condition.py     conditions over the columns of samples

@@ -322,7 +322,7 @@ class Dataset(Sequence[Sample]):
     def own(self, shard: int) -> tuple[Dataset, int]:
         """Return the dataset of the folder that a shard lies in, and its position there.
 
-        Only there has the shard the name that its sidecar and its facts hold.
+        Only there has the shard the name that its sidecar holds.
         """
         for folder in self.folders:
             if shard < folder.num_shards:

@@ -21,15 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.batching.flat import Pack
-from mmstream.batching.lengths import LengthCounter, count_text, misfit, plan_name, seed_of_source
+from mmstream.batching.lengths import LengthCounter, misfit, plan_name, seed_of_source
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import Fact, read_facts
 from mmstream.decoding.decode import Decode
 from mmstream.errors import (
     ConfigError,
     ManifestError,
     MMStreamError,
-    ShardError,
     escaped,
     where,
 )
@@ -62,7 +60,7 @@ from mmstream.processes.run import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.settings import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 from mmstream.storage import Store, open_store
-from mmstream.types import IntArray, SampleRef
+from mmstream.types import SampleRef
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +69,6 @@ SAMPLES_AT_ONCE = 128
 
 CHECKED_SAMPLES = 64
 """Samples of each shard that are measured with other draws too, where functions may draw."""
-
-CHECKED_FACTS = 4
-"""Samples of each shard that are measured by their files too, where there are facts."""
 
 MAX_SERIAL_SAMPLES = 20_000
 MAX_SERIAL_BYTES = 1 << 30
@@ -428,7 +423,7 @@ def _measure_shard(
     rows: list[tuple[int, ...]] = []
     reasons = []
     indexes = counter.dataset.indexes_of(shard)
-    samples = _samples(counter, shard, indexes)
+    samples = counter.dataset.shards.samples(shard, indexes)
     while batch := list(islice(samples, SAMPLES_AT_ONCE)):
         numbers = slice(len(rows), len(rows) + len(batch))
         refs = [(shard, index) for index in indexes[numbers].tolist()]
@@ -448,54 +443,6 @@ def _measure_shard(
     values[:, 1:] = 0
     values[indexes] = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
     write_lengths(store, info, ShardLengths(values, reasons))
-
-
-def _samples(counter: LengthCounter, shard: int, indexes: IntArray) -> Iterator[Outcome]:
-    """Yield samples of a shard: from its facts where they are there and fit, else from it."""
-    facts = _facts(counter, shard)
-    if facts is None:
-        yield from counter.dataset.shards.samples(shard, indexes)
-        return
-    url = counter.dataset.shards.url_of(shard)
-    for index in indexes.tolist():
-        fact, ref = facts[index], (shard, index)
-        yield counter.read(ref) if fact is None else fact.sample(url, ref)
-
-
-def _facts(counter: LengthCounter, shard: int) -> list[Fact | None] | None:
-    """Return the facts of a shard. None: the shard itself must be read. A warning says why."""
-    dataset = counter.dataset
-    try:
-        facts = read_facts(dataset, shard)
-    except FileNotFoundError:
-        return None
-    except ShardError as error:
-        logger.warning("%s; the shard is read instead", error)
-        return None
-    complete = [
-        (index, fact)
-        for index, fact in enumerate(facts)
-        if fact is not None and (shard, index) not in dataset.removed
-    ]
-    if 2 * len(complete) < len(facts):
-        return None  # most samples would be read one by one
-    checked = complete[:: max(1, len(complete) // CHECKED_FACTS)][:CHECKED_FACTS]
-    refs = [(shard, index) for index, _ in checked]
-    url = dataset.shards.url_of(shard)
-    by_facts = [fact.sample(url, (shard, index)) for index, fact in checked]
-    by_files = [counter.read(ref) for ref in refs]
-    lengths = [counter.lengths(samples, refs) for samples in (by_facts, by_files)]
-    for ref, of_facts, of_files in zip(refs, *lengths, strict=True):
-        if of_facts.values != of_files.values:
-            logger.warning(
-                "%s: %s by its facts, and it %s by its files; the shard is read instead "
-                "(a function before decoding that looks at pictures?)",
-                where(dataset.name_of(shard), ref[1]),
-                count_text(of_facts),
-                count_text(of_files),
-            )
-            return None
-    return facts
 
 
 def _refuse_draws(

@@ -125,7 +125,7 @@ class Measure:
 
 
 def is_same_shard(shard: ShardInfo, other: ShardInfo) -> bool:
-    """Tell whether two facts are of one shard. Checksums count where both have one."""
+    """Tell whether two entries are of one shard. Checksums count where both have one."""
     if None in (shard.sha256, other.sha256):
         return replace(shard, sha256=None) == replace(other, sha256=None)
     return shard == other

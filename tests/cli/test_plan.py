@@ -1,4 +1,4 @@
-"""``mmstream plan`` and ``mmstream index --facts``."""
+"""``mmstream plan``."""
 
 from __future__ import annotations
 
@@ -103,14 +103,6 @@ def test_the_command_says_how_full_the_packs_are(mmstream, corpus: str) -> None:
     code, out, err = mmstream("plan", corpus, *words, "--max-documents", 1, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["binding_limit"] == "max_documents"
-
-
-def test_facts_are_written_once(mmstream, corpus) -> None:
-    code, out, _ = mmstream("index", corpus, "--facts")
-    assert code == 0
-    assert out.endswith("facts of 2 tars written\n")
-    assert len(list(Path(corpus).glob("*.tar.facts"))) == 2
-    assert mmstream("index", corpus, "--facts")[1].endswith("facts of 0 tars written\n")
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_lost_sidecar_is_an_error_that_names_the_cure(week, tmp_path):
     assert convert(week("two", [6]), out, append=True).num_samples == 1
 
 
-# -- splits, duplicates, facts ---------------------------------------------------------------------
+# -- splits, duplicates ----------------------------------------------------------------------------
 
 
 def test_each_split_grows_and_ids_stay_in_their_splits(week, tmp_path):
@@ -290,12 +290,6 @@ def test_a_picture_of_another_split_is_warned_of(week, tmp_path, caplog):
     convert(one, tmp_path / "out", **options)
     convert(week("two", range(20, 40)), tmp_path / "out", append=True, **options)
     assert "leak: 11 media files" in caplog.text
-
-
-def test_facts_are_written_where_the_dataset_has_them(week, tmp_path):
-    convert(week("one", range(5)), tmp_path / "out", facts=True)
-    convert(week("two", range(5, 12)), tmp_path / "out", append=True)
-    assert len([*(tmp_path / "out").glob("*.facts")]) == 4
 
 
 # -- what was taken down ---------------------------------------------------------------------------

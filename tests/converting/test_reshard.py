@@ -10,7 +10,6 @@ import pytest
 import mmstream as mm
 from mmstream.converting import reshard as module
 from mmstream.dataset.bad_list import write_bad
-from mmstream.dataset.facts import facts_name, read_facts, write_facts
 from mmstream.packing.measure_file import (
     Measure,
     measure_folder,
@@ -109,16 +108,6 @@ def test_the_lengths_travel_along(corpus: Path, tmp_path: Path) -> None:
     # So planning goes on from the plan of the new dataset.
     again = make_plan(moved, LIMITS, previous=plan)
     assert again.group_digests == plan.group_digests
-
-
-def test_facts_travel_along(corpus: Path, tmp_path: Path) -> None:
-    source = mm.open_dataset(corpus)
-    write_facts(source)
-    mm.reshard(source, tmp_path / "packs", plan="64")
-    dataset = mm.open_dataset(tmp_path / "packs")
-    assert (tmp_path / "packs" / facts_name(dataset.name_of(0))).exists()
-    facts = [fact for shard in range(dataset.num_shards) for fact in read_facts(dataset, shard)]
-    assert [fact.key for fact in facts if fact is not None] == list(contents(dataset))
 
 
 def test_a_killed_call_goes_on_and_gives_the_same_files(

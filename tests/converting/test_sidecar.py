@@ -8,13 +8,13 @@ import json
 import duckdb
 import pandas as pd
 import pytest
+from mmstream.dataset.facts import write_facts
 
 import mmstream as mm
 from mmstream.converting import sidecar as module
 from mmstream.converting.sidecar import content_hash, text_of
 from mmstream.dataset import columns
 from mmstream.dataset.columns import open_sidecar
-from mmstream.dataset.facts import write_facts
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import keys, pictures, run, tree, write_rows
 from tests.helpers.corpora import jpeg

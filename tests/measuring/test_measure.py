@@ -18,9 +18,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.dataset.facts import facts_name, write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
-from mmstream.dataset.shards import ShardReader
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.measuring import plan as module
 from mmstream.packing.measure_file import Measure
@@ -321,47 +319,6 @@ def test_room_is_added_to_each_length(tmp_path: Path) -> None:
     plain, roomy = measure(folder), measure(folder, room=5)
     assert (roomy.column("num_tokens") - plain.column("num_tokens") == 5).all()
     assert measure(folder, before=(drawn,), room=50).num_samples == 24
-
-
-# -- facts ----------------------------------------------------------------------------------------
-
-
-def test_facts_give_the_same_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_corpus(tmp_path, COUNTS, chat_sample, checksums=True)
-    measure(folder, chat_decode(), folder=tmp_path / "whole")
-    write_facts(mm.open_dataset(folder))
-    monkeypatch.setattr(ShardReader, "samples", None)  # no shard is read whole
-    measure(folder, chat_decode(), folder=tmp_path / "facts")
-    assert files_of(tmp_path / "facts") == files_of(tmp_path / "whole")
-
-
-def test_a_function_that_looks_at_pictures_gets_the_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def with_size(sample: Sample) -> Sample:
-        return {**sample, "txt": "x" * (len(sample["jpg"]) % 97 + 1)}
-
-    folder = write_corpus(tmp_path, COUNTS)
-    plain = measure(folder, before=(with_size,))
-    write_facts(mm.open_dataset(folder))
-    with caplog.at_level("WARNING"):
-        by_files = measure(folder, before=(with_size,), folder=tmp_path / "other")
-    assert by_files.column("num_tokens").tolist() == plain.column("num_tokens").tolist()
-    assert "tokens by its facts, and it has " in caplog.text
-
-
-def test_facts_that_do_not_fit_are_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = write_corpus(tmp_path, COUNTS)
-    dataset = mm.open_dataset(folder)
-    write_facts(dataset)
-    first, second = (tmp_path / facts_name(dataset.name_of(shard)) for shard in range(2))
-    first.write_bytes(second.read_bytes())
-    with caplog.at_level("WARNING"):
-        lengths = measure(folder)
-    assert (lengths.column("num_tokens") > 0).all()
-    assert "shard-000000.tar.facts: damaged, or of another shard" in caplog.text
 
 
 # -- plans -----------------------------------------------------------------------------------------

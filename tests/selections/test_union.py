@@ -14,7 +14,6 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import listed_as_bad, read_duplicates, write_bad
-from mmstream.dataset.facts import read_facts
 from mmstream.dataset.removed import take_down
 from mmstream.dataset.verify import verify
 from mmstream.reading.range_cache import needs_of
@@ -44,7 +43,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two conversions that no test writes to."""
     root = tmp_path_factory.mktemp("union")
     for name, rows in {"base": ROWS[:25], "week": ROWS[25:]}.items():
-        mm.convert(rows, root / name, samples_per_shard=7, facts=True, progress=False)
+        mm.convert(rows, root / name, samples_per_shard=7, progress=False)
     return root
 
 
@@ -169,7 +168,7 @@ def test_states_go_on_whichever_folder_takes_samples_down(
         assert not removed & set(shown)
 
 
-def test_columns_and_facts_are_those_of_the_folder(converted: list[str]) -> None:
+def test_columns_are_those_of_the_folder(converted: list[str]) -> None:
     union = mm.open_dataset(converted)
     assert texts(union.where("score >= 2.3 and score < 2.8", progress=False)) == [
         f"text {number}" for number in range(23, 28)
@@ -180,9 +179,6 @@ def test_columns_and_facts_are_those_of_the_folder(converted: list[str]) -> None
     assert union.explain("rare is null", progress=False).together.num_passed == 39
     with pytest.raises(mm.ConfigError, match="scroe: no such column; the nearest is"):
         union.where("scroe > 2", progress=False)
-    assert [fact.key for fact in read_facts(union, 4) if fact] == keys(
-        mm.open_dataset(converted[1])
-    )[:7]
     assert union.shards.indexes.part_columns(4) is not None
     Path(converted[1], "shard-000000.parquet").unlink()
     with pytest.raises(mm.ConfigError, match=r"run `mmstream index \S+/week --columns`"):

@@ -1,4 +1,4 @@
-"""Packs from a real S3 server: facts, measure, plan, batches behind faults, and training."""
+"""Packs from a real S3 server: measure, plan, batches behind faults, and training."""
 
 from __future__ import annotations
 
@@ -39,21 +39,18 @@ FAULTS = Faults(
 
 @pytest.fixture(scope="module")
 def corpora(s3: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The same texts in a folder and on the server. Neither has facts."""
+    """The same texts in a folder and on the server."""
     local = write_texts(tmp_path_factory.mktemp("texts"), COUNTS, checksums=True)
     return local, write_texts(f"{s3}/texts", COUNTS, checksums=True)
 
 
 @pytest.fixture(scope="module")
 def planned(corpora: tuple[str, str]) -> tuple[str, str]:
-    """The same with facts, a measure and a plan, which the command line has written."""
+    """The same with a measure and a plan, which the command line has written."""
     for url in corpora:
-        for words in (
-            ("index", url, "--facts"),
-            ("plan", url, "--max-tokens", str(MAX_TOKENS), "--tokenizer", "bytes"),
-        ):
-            done = CliRunner().invoke(cli, words)
-            assert done.exit_code == 0, done.output
+        words = ("plan", url, "--max-tokens", str(MAX_TOKENS), "--tokenizer", "bytes")
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
     return corpora
 
 
@@ -76,36 +73,22 @@ def content(batch: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def files_of(url: str) -> dict[str, bytes]:
-    """Return the facts and the files of measure and plan."""
+    """Return the files of measure and plan."""
     files = {}
-    folders = [f"/{name}" for name in open_store(url).folders() if "mmstream." in name]
-    for folder in ("", *folders):
-        store = open_store(url + folder)
-        for name in store.list():
-            if folder or name.endswith(".facts"):
-                files[f"{folder}/{name}"] = store.read(name)
+    for folder in open_store(url).folders():
+        if "mmstream." in folder:
+            store = open_store(f"{url}/{folder}")
+            files |= {f"{folder}/{name}": store.read(name) for name in store.list()}
     return files
 
 
-def test_facts_measure_and_plan_on_the_server_are_those_of_a_folder(
+def test_measure_and_plan_on_the_server_are_those_of_a_folder(
     planned: tuple[str, str],
 ) -> None:
     local, remote = map(files_of, planned)
     assert local.keys() == remote.keys()
-    assert len({name.split("/")[1] for name in local if name.count("/") > 1}) == 2
-    assert sum(name.endswith(".facts") for name in local) == len(COUNTS)
+    assert len({name.partition("/")[0] for name in local}) == 2
     assert [name for name in local if local[name] != remote[name]] == []
-
-
-@pytest.mark.slow
-def test_a_measure_reads_the_facts_and_hardly_any_of_the_shards(
-    planned: tuple[str, str], proxy: FaultProxy, tmp_path: Path
-) -> None:
-    pipeline = mm.Pipeline(mm.open_dataset(planned[1]), global_batch_size=1, decode=DECODE)
-    mm.plan(pipeline, 64, folder=tmp_path, num_workers=0, progress=False)
-    gets = proxy.counts().gets_by_suffix
-    assert gets["facts"] == len(COUNTS)
-    assert gets["tar"] <= 4 * len(COUNTS)  # samples compared with their files
 
 
 @pytest.mark.slow
