@@ -283,6 +283,13 @@ class LengthCounter:
                 return f"{address} {count_text(now)}, and {before:,} {source}"
         return None
 
+    def read(self, ref: SampleRef) -> Outcome:
+        """Return a raw sample, or why it cannot be used."""
+        try:
+            return self.dataset.read(*ref)
+        except SampleError as error:
+            return error
+
 
 def count_text(lengths: SampleLengths) -> str:
     """Return the tokens of a sample in words."""

@@ -223,7 +223,6 @@ class _Tar:
     before: str
     after: str
     """SHA-256 of its bytes before and now."""
-    crc32c: int
     checksums: dict[int, int]
     """CRC-32C of the erased samples."""
     column: Checksums | None = None
@@ -235,7 +234,7 @@ def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
     store, name = dataset.store, dataset.name_of(shard)
     edits, keys = _edits(dataset, shard, indexes)
     offsets, size = dataset.shards.offsets(shard), dataset.manifest.shards[shard].num_bytes
-    before, after, crc32c = hashlib.sha256(), hashlib.sha256(), 0
+    before, after = hashlib.sha256(), hashlib.sha256()
     checksums = dict.fromkeys(indexes, 0)
     with _create(store, name) as file:
         for start in range(0, size, READ_BYTES):
@@ -247,14 +246,13 @@ def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
                 if first < end:
                     data[first - start : end - start] = edit.bytes_of(first, end)
             after.update(data)
-            crc32c = sample_checksum(memoryview(data), crc32c)
             for index in indexes:
                 first, end = max(start, int(offsets[index])), min(stop, int(offsets[index + 1]))
                 if first < end:
                     of_sample = memoryview(data)[first - start : end - start]
                     checksums[index] = sample_checksum(of_sample, checksums[index])
             file.write(data)
-    return _Tar(keys, before.hexdigest(), after.hexdigest(), crc32c, checksums)
+    return _Tar(keys, before.hexdigest(), after.hexdigest(), checksums)
 
 
 def _edits(
@@ -486,12 +484,10 @@ def _rewrite_part(
         for shard in shards:
             if (shard - part.first_shard) % MAX_SHARDS_AT_ONCE == 0:
                 indexes.load(shards[shard - part.first_shard :][:MAX_SHARDS_AT_ONCE])
-            columns, crc32c, tar = indexes.columns(shard), None, tars.get(infos[shard].name)
-            with suppress(FileNotFoundError, ShardError):  # the part is lost
-                crc32c = indexes.tar_checksum(shard)
+            columns, tar = indexes.columns(shard), tars.get(infos[shard].name)
             if tar is not None:
-                columns, crc32c = replace(columns, checksums=tar.column), tar.crc32c
-            writer.add(infos[shard].num_bytes, columns, crc32c)
+                columns = replace(columns, checksums=tar.column)
+            writer.add(infos[shard].num_bytes, columns)
         return writer.write(store) or part
 
 

@@ -25,10 +25,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +56,12 @@ ROW = np.dtype(
         ("stop", "<u8"),  # where the last sample ends, in bytes
         ("offset", "<u8"),  # of the shard's columns in the part
         ("columns_crc32c", "<u4"),
-        ("tar_crc32c", "<u4"),  # of the whole tar, if `HAS_TAR_CRC32C`
+        ("unused", "<u4"),  # earlier versions kept a checksum of the whole tar here
     ]
 )
 
-HAS_LONG_LENGTHS, HAS_CHECKSUMS, HAS_TAR_CRC32C = 1, 2, 4
-"""Flags of a row: lengths are u32; there are checksums of samples; there is one of the tar."""
+HAS_LONG_LENGTHS, HAS_CHECKSUMS = 1, 2
+"""Flags of a row: lengths are u32; there are checksums of samples. Others mean nothing."""
 
 MAX_SINGLE = 8
 """Samples of a shard whose bounds are summed up one after the other."""
@@ -267,24 +265,21 @@ class PartWriter:
         self._file, self._first_shard = columns_file, first_shard
         self._rows: list[tuple[int, ...]] = []
 
-    def add(self, num_bytes: int, columns: ShardColumns, tar_crc32c: int | None = None) -> None:
+    def add(self, num_bytes: int, columns: ShardColumns) -> None:
         """Append a shard.
 
         Args:
             num_bytes: Size of its tar.
             columns: Where its samples lie.
-            tar_crc32c: CRC-32C of the whole tar, if it is known.
         """
         flags = HAS_LONG_LENGTHS if columns.lengths.dtype.itemsize == 4 else 0
         data = columns.anchors.tobytes() + columns.lengths.tobytes()
         if columns.checksums is not None:
             flags |= HAS_CHECKSUMS
             data += columns.checksums.tobytes()
-        if tar_crc32c is not None:
-            flags |= HAS_TAR_CRC32C
         offset, count = self._file.tell(), columns.lengths.size
         checksum = crc32c(data, 0, 0)
-        row = (count, flags, num_bytes, columns.stop, offset, checksum, tar_crc32c or 0)
+        row = (count, flags, num_bytes, columns.stop, offset, checksum, 0)
         self._rows.append(row)
         self._file.write(data)
 
@@ -317,19 +312,6 @@ class PartWriter:
         return IndexPart(name, num_bytes, sha256, self._first_shard, last_shard)
 
 
-def tar_checksum(offsets: IntArray, checksums: Sequence[int] | Checksums, num_bytes: int) -> int:
-    """Return the CRC-32C of a tar that mmstream wrote: its samples, then zeros.
-
-    Args:
-        offsets: int64 [num_samples + 1], its index. It begins at 0.
-        checksums: CRC-32C of each sample.
-        num_bytes: Size of the tar.
-    """
-    num_zeros = num_bytes - int(offsets[-1])
-    lengths = np.append(np.diff(offsets), num_zeros)
-    return combine(np.append(checksums, crc32c(bytes(num_zeros), 0, 0)), lengths)
-
-
 def _columns_sizes(rows: Any) -> Any:
     """Return the bytes of the columns of rows, uint64."""
     count, flags = rows["num_samples"].astype(np.uint64), rows["flags"]
@@ -343,62 +325,3 @@ def _decode_anchors(anchors: npt.NDArray[np.uint8]) -> IntArray:
     padded = np.zeros((len(anchors), 8), dtype=np.uint8)
     padded[:, :ANCHOR_BYTES] = anchors
     return padded.view("<i8")[:, 0].astype(np.int64)
-
-
-# -- the checksum of a tar from those of its samples -----------------------------------------------
-
-UintArray: TypeAlias = npt.NDArray[np.uint32]
-
-POLYNOMIAL = 0x82F63B78
-"""The polynomial of CRC-32C, lowest bit first."""
-
-
-def combine(checksums: IntArray, lengths: IntArray) -> int:
-    """Return the CRC-32C of pieces that follow each other.
-
-    Args:
-        checksums: CRC-32C of each piece.
-        lengths: Bytes of each piece.
-
-    Examples:
-        >>> import numpy as np
-        >>> from crc32c import crc32c
-        >>> pieces = [b"1234", b"", b"56789"]
-        >>> checksums = np.array([crc32c(piece) for piece in pieces])
-        >>> hex(combine(checksums, np.array([len(piece) for piece in pieces])))
-        '0xe3069283'
-    """
-    num_after = lengths.sum() - np.cumsum(lengths)
-    moved = np.asarray(checksums).astype(np.uint32)
-    for bit in range(int(num_after.max(initial=0)).bit_length()):
-        is_moved = (num_after >> bit) & 1 == 1
-        moved[is_moved] = _move(moved[is_moved], _moved_octets(bit))
-    return int(np.bitwise_xor.reduce(moved, initial=0))
-
-
-def _move(checksums: UintArray, moved_octets: UintArray) -> UintArray:
-    """Move checksums on: what each of their octets becomes, by exclusive or."""
-    octets = checksums.astype("<u4").view(np.uint8).reshape(-1, 4)
-    moved: UintArray = np.bitwise_xor.reduce([moved_octets[i][octets[:, i]] for i in range(4)])
-    return moved
-
-
-@cache
-def _moved_octets(bit: int) -> UintArray:
-    """Return uint32 [4, 256]: what each value of each octet becomes behind 2^bit zero bytes."""
-    is_set = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1
-    by_octet = _moved_bits(bit).reshape(4, 1, 8)
-    moved: UintArray = np.bitwise_xor.reduce(np.where(is_set, by_octet, np.uint32(0)), axis=2)
-    return moved
-
-
-@cache
-def _moved_bits(bit: int) -> UintArray:
-    """Return uint32 [32]: what each single bit of a checksum becomes behind 2^bit zero bytes."""
-    if bit:
-        return _move(_moved_bits(bit - 1), _moved_octets(bit - 1))
-    bits: UintArray = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    for _ in range(8):
-        overflow = np.where(bits & np.uint32(1), POLYNOMIAL, 0).astype(np.uint32)
-        bits = (bits >> np.uint32(1)) ^ overflow
-    return bits

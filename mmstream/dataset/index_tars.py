@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -49,7 +48,7 @@ from mmstream.dataset.manifest import (
     name_fault,
 )
 from mmstream.dataset.removed import REMOVED_NAME, read_takedowns
-from mmstream.dataset.shard_indexes import ShardIndexes, write_part
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
@@ -135,10 +134,7 @@ def index_tars(
             tars += tqdm(indexed, total=len(new_sizes), unit="tar", disable=is_hidden)
         data_url = None if target == store else store.url
         manifest = _manifest(target, old, tars, data_url, checksums)
-        tar_checksums = _old_checksums(target, old.manifest) if len(tars) > num_kept else {}
-        tar_checksums |= {tar.info.name: tar.crc32c for tar in tars if tar.crc32c is not None}
-        written = old.shards.keys() - old.replaced
-        new_part = write_part(target, manifest, num_kept, len(tars) - 1, tar_checksums, written)
+        new_part = write_part(target, manifest, num_kept, len(tars) - 1)
         index_parts += [new_part] if new_part else []
         manifest = replace(manifest, index_parts=tuple(index_parts))
         if manifest != old.manifest:
@@ -148,7 +144,7 @@ def index_tars(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
         num_built=sum(tar.is_new for tar in tars),
-        num_summed=sum(tar.crc32c is not None for tar in tars),
+        num_summed=sum(tar.is_summed for tar in tars),
     )
 
 
@@ -275,8 +271,8 @@ class _IndexedTar(NamedTuple):
     is_new: bool
     """This call has built its index."""
     has_checksums: bool
-    crc32c: int | None = None
-    """CRC-32C of the tar, where this call has made its checksums."""
+    is_summed: bool = False
+    """This call has made its checksums."""
 
 
 @dataclass(frozen=True)
@@ -307,13 +303,13 @@ class _Indexer:
         info = ShardInfo(name, len(offsets) - 1, size)
         column = self._read_column(name, index)
         if self.checksums and (column is None or name not in self.old.summed):
-            column, sha256, checksum = _sum_up(self.store, info, offsets)
+            column, sha256 = _sum_up(self.store, info, offsets)
             self.target.write(column_name, encode_checksums(column, index))
             if self.old.erased.get(name) == sha256:
                 sha256 = self.old.shards[name].sha256 or sha256  # its identity stays
             else:
                 self._warn_of_other_bytes(name, sha256)
-            return _IndexedTar(replace(info, sha256=sha256), is_new, True, checksum)
+            return _IndexedTar(replace(info, sha256=sha256), is_new, True, is_summed=True)
         if column is None and column_name in self.old.files:
             self.target.remove(column_name)  # of another tar, or of another index
         if self.checksums:
@@ -350,18 +346,12 @@ class _Indexer:
             )
 
 
-def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums, str, int]:
-    """Read a tar whole. Return the checksums of its samples, and its sha256 and CRC-32C."""
-    digest, checksum = hashlib.sha256(), 0
-
-    def update(data: bytes) -> None:
-        nonlocal checksum
-        digest.update(data)
-        checksum = sample_checksum(data, checksum)
-
-    samples = read_samples(store, info.name, info.num_bytes, offsets, update)
+def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums, str]:
+    """Read a tar whole. Return the checksums of its samples, and its sha256."""
+    digest = hashlib.sha256()
+    samples = read_samples(store, info.name, info.num_bytes, offsets, digest.update)
     column = np.array(list(map(sample_checksum, samples)), dtype=np.uint32)  # reads to the end
-    return column, digest.hexdigest(), checksum
+    return column, digest.hexdigest()
 
 
 def _old_manifest(target: Store) -> Manifest | None:
@@ -379,19 +369,6 @@ def _old_manifest(target: Store) -> Manifest | None:
         return None
 
 
-def _old_checksums(target: Store, old: Manifest | None) -> dict[str, int]:
-    """Return the CRC-32C of whole tars, by name, as the parts of an old index know them."""
-    checksums: dict[str, int] = {}
-    if old is not None and old.checksums == "indexed":
-        indexes = ShardIndexes(target, old, has_checksums=True)
-        for shard, info in enumerate(old.shards):
-            with suppress(FileNotFoundError, ShardError):  # it is damaged, and made anew
-                checksum = indexes.tar_checksum(shard)
-                if checksum is not None:
-                    checksums[info.name] = checksum
-    return checksums
-
-
 def _manifest(
     target: Store,
     old: _OldIndex,
@@ -405,7 +382,7 @@ def _manifest(
     """
     shards = tuple(tar.info for tar in tars)
     kind, manifest = old.kind, old.manifest
-    if (kind is None and old.has_columns) or any(tar.crc32c is not None for tar in tars):
+    if (kind is None and old.has_columns) or any(tar.is_summed for tar in tars):
         kind = "indexed"
     num_without = sum(not tar.has_checksums for tar in tars)
     if kind and num_without:

@@ -20,12 +20,11 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ from mmstream.dataset.index import (
     require_whole,
 )
 from mmstream.dataset.index_part import (
-    HAS_TAR_CRC32C,
     PartWriter,
     ShardColumns,
     Table,
@@ -49,7 +47,6 @@ from mmstream.dataset.index_part import (
     decode_columns,
     decode_table,
     table_size,
-    tar_checksum,
 )
 from mmstream.dataset.manifest import IndexPart, Manifest, ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError, escaped
@@ -123,12 +120,6 @@ class PartReader:
             responses = self._read_ranges([(start, start + size) for start, size in spans])
         read = zip(responses, rows, shards, strict=True)
         return [self._decode(response, row, shard) for response, row, shard in read]
-
-    def tar_checksum(self, shard: int) -> int | None:
-        """Return the CRC-32C of a whole tar, if the part knows it. Errors are those of `read`."""
-        with self._lock:
-            row = self._open()[shard - self.part.first_shard]
-        return int(row["tar_crc32c"]) if row["flags"] & HAS_TAR_CRC32C else None
 
     @property
     def _lock(self) -> threading.Lock:
@@ -328,11 +319,6 @@ class ShardIndexes:
         if isinstance(response, ShardColumns):
             return response
         raise response
-
-    def tar_checksum(self, shard: int) -> int | None:
-        """Return the CRC-32C of a whole tar, if its part knows it; errors as `part_columns`."""
-        reader = self._reader_of(shard)
-        return None if reader is None else reader.tar_checksum(shard)
 
     def file_columns(
         self,
@@ -537,8 +523,6 @@ def write_part(
     manifest: Manifest,
     first_shard: int,
     last_shard: int,
-    tar_checksums: Mapping[str, int] = MappingProxyType({}),
-    written: Set[str] | None = None,
 ) -> IndexPart | None:
     """Write a part of the index for some shards in a row. Equal shards give an equal part.
 
@@ -547,9 +531,6 @@ def write_part(
         manifest: Names the shards. Its parts are not looked at.
         first_shard: Position of the first shard.
         last_shard: Position of the last one.
-        tar_checksums: CRC-32C of tars that are known, by name.
-        written: Names of the tars that mmstream wrote, where the manifest says so of some. None: it
-            wrote all of them. Of other tars, bytes may lie between samples.
 
     Returns:
         The entry of the part in the manifest. None without shards.
@@ -566,14 +547,7 @@ def write_part(
             if (shard - first_shard) % MAX_SHARDS_AT_ONCE == 0:
                 stop = min(shard + MAX_SHARDS_AT_ONCE, last_shard + 1)
                 indexes.load(range(shard, stop))
-            columns, info = indexes.columns(shard), manifest.shards[shard]
-            checksum = None
-            if columns.checksums is not None:
-                checksum = tar_checksums.get(info.name)
-                is_written = written is None or info.name in written
-                if checksum is None and is_written and manifest.checksums == "written":
-                    checksum = tar_checksum(columns.offsets(), columns.checksums, info.num_bytes)
-            writer.add(info.num_bytes, columns, checksum)
+            writer.add(manifest.shards[shard].num_bytes, indexes.columns(shard))
         return writer.write(store)
 
 

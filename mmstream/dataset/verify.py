@@ -11,7 +11,6 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -37,7 +36,6 @@ from mmstream.dataset.manifest import IndexPart, ShardInfo
 from mmstream.dataset.removed import read_removed
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.errors import ChecksumError, SampleError, ShardError
-from mmstream.storage import RemoteStore
 from mmstream.types import IntArray
 
 Check: TypeAlias = Callable[[dict[str, object]], object]
@@ -81,8 +79,7 @@ def verify(
     Args:
         dataset: The dataset to check. Samples on its bad list are checked too.
         decode: Called with every sample. The SampleErrors that it raises become problems.
-        quick: Only compare sizes: of shards, indexes and checksums. No sample is read. In S3, the
-            CRC-32C of a shard is compared too, where the server keeps it and the index knows it.
+        quick: Only compare sizes: of shards, indexes and checksums. No sample is read.
         progress: Show a progress bar (on a terminal only).
 
     Yields:
@@ -168,30 +165,13 @@ def _check_sizes(dataset: Dataset, shard: int) -> Iterator[Problem]:
         *files,
     ]:
         try:
-            if isinstance(store, RemoteStore) and name == info.name:
-                stat, checksum = store.stat_checksum(name)  # one request
-                size = stat.size
-                yield from _wrong_checksum(dataset, shard, checksum)
-            else:
-                size = store.size(name)
+            size = store.size(name)
         except FileNotFoundError:
             yield Problem(info.name, f"{name}: no such file in {store.url}{command}")
         else:
             if size != num_bytes:
                 reason = f"{name}: {size} bytes, the manifest says {num_bytes}{command}"
                 yield Problem(info.name, reason)
-
-
-def _wrong_checksum(dataset: Dataset, shard: int, checksum: int | None) -> Iterator[Problem]:
-    """Compare the CRC-32C of a tar that the server keeps with that of its samples."""
-    if checksum is None:
-        return
-    with suppress(ShardError, FileNotFoundError):  # of a lost part, which is reported
-        expected = dataset.shards.indexes.tar_checksum(shard)
-        if expected not in (None, checksum):
-            name = dataset.name_of(shard)
-            reason = f"{name}: its CRC-32C at the server is not that of its samples"
-            yield Problem(name, f"{reason}: it was replaced or damaged; convert or fetch it again")
 
 
 def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Problem]:

@@ -10,7 +10,6 @@ worker.
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
 import io
 import json
@@ -291,33 +290,12 @@ class RemoteStore(CommonCalls):
         if self._is_web:
             return self._retry(url, lambda client: web.head(client, url))
         if self._is_s3:
-            return self._head(url)[0]
+            response = retry(url, lambda: self._send(url, "head_object"))
+            return ObjectStat(int(response["ContentLength"]), version_of(_headers(response)))
         info = self._retry(url, lambda client: client.info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
         return self._object_stat(info)
-
-    def stat_checksum(self, name: str) -> tuple[ObjectStat, int | None]:
-        """Return what `stat` does, and the CRC-32C of the whole object, with one request.
-
-        The checksum is None where the server does not keep it: it is no S3, the object came in
-        parts without a checksum of the whole, or the writer asked for another kind.
-        """
-        if not self._is_s3:
-            return self.stat(name), None
-        url = self.url_of(name)
-        stat, response = self._head(url, ChecksumMode="ENABLED")
-        is_whole = response.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
-        text = str(response.get("ChecksumCRC32C", "-"))
-        if not is_whole or "-" in text:  # "...-5": of the checksums of 5 parts
-            return stat, None
-        return stat, int.from_bytes(base64.b64decode(text), "big")
-
-    def _head(self, url: str, **optional: Any) -> tuple[ObjectStat, Mapping[str, Any]]:
-        """Ask for the size and the version of an object in S3. Return the whole answer, too."""
-        send = partial(self._send, url)
-        response = retry(url, lambda: send_with(send, "head_object", optional))
-        return ObjectStat(int(response["ContentLength"]), version_of(_headers(response))), response
 
     def list(self) -> dict[str, ObjectStat]:
         """Return the objects directly under the root by their names, sorted by name.

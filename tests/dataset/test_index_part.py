@@ -17,15 +17,12 @@ from mmstream.dataset.index_part import (
     PartWriter,
     columns_of,
     columns_size,
-    combine,
     decode_columns,
     decode_table,
-    tar_checksum,
 )
 from mmstream.dataset.manifest import IndexPart
 from mmstream.errors import ShardError
 from mmstream.storage import open_store
-from mmstream.tar.writer import TarWriter
 
 LONG = [0, 512, 512 + (1 << 25), 1024 + (1 << 25)]
 """Offsets of three samples; the second one is too long for 16 bits."""
@@ -172,15 +169,3 @@ def test_a_part_of_other_shards_is_refused(store):
         decode_table(data, part.name, replace(part, last_shard=1))
     with pytest.raises(ShardError, match="of other shards"):
         decode_table(data[:50], part.name, part)
-
-
-def test_the_checksums_of_samples_give_that_of_the_tar():
-    file = io.BytesIO()
-    writer = TarWriter(file)
-    for number in range(300):
-        writer.add(f"{number:06d}", {"txt": b"x" * (number * 7)})
-    writer.close()
-    offsets = np.array(writer.offsets)
-    checksum = tar_checksum(offsets, writer.checksums, writer.num_bytes)
-    assert checksum == crc32c(file.getvalue())
-    assert combine(np.array([], dtype=np.int64), np.array([], dtype=np.int64)) == 0

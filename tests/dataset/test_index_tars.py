@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -352,22 +351,6 @@ def test_a_tar_that_came_is_read_for_its_checksums_and_the_others_are_not(conver
     assert manifest.checksums == "indexed"
     assert all(shard.sha256 for shard in manifest.shards)
     assert problems(converted) == []
-
-
-def test_the_checksum_of_a_foreign_tar_among_ours_is_not_made_of_its_samples(converted, tmp_path):
-    folder = tarfile.TarInfo("folder")
-    folder.type = tarfile.DIRTYPE  # in front of the first sample
-    (tmp_path / "z").mkdir()
-    (tmp_path / "z" / "z.tar").write_bytes(make_tar([(folder, b""), ("a.txt", b"x")]))
-    index(tmp_path / "z", checksums=True)
-    for path in (tmp_path / "z").glob("z.tar*"):
-        shutil.copy(path, converted)
-    index(converted)
-    dataset = open_dataset(converted)
-    assert dataset.manifest.checksums == "written"
-    *ours, foreign = map(dataset.shards.indexes.tar_checksum, range(len(dataset.shards.counts)))
-    assert foreign is None
-    assert None not in ours
 
 
 def warnings_of(caplog):

@@ -5,7 +5,6 @@ And datasets on an object store, which open with few requests.
 
 from __future__ import annotations
 
-import base64
 import errno
 import hashlib
 import logging
@@ -29,7 +28,6 @@ from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
 from mmstream.storage import LocalStore, ObjectStat, open_store
-from mmstream.storage import remote as remote_module
 from tests.helpers.corpora import write_corpus, write_shard
 from tests.helpers.stores import WatchedStore, watched
 
@@ -399,41 +397,14 @@ def test_verify_compares_checksums_of_a_part_with_those_of_the_file(folder):
     assert "has other checksums than its file of checksums" in reason
 
 
-def test_the_checksums_of_a_tar_are_of_all_its_bytes(tmp_path, monkeypatch):
+def test_the_sha256_of_a_tar_is_of_all_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(index, "READ_BYTES", 1000)  # so the end is a read of its own
     folder = write_corpus(tmp_path, [3, 0])
     index_tars(folder, checksums=True, progress=False)
     dataset = mm.open_dataset(folder)
-    for shard, info in enumerate(dataset.manifest.shards):
+    for info in dataset.manifest.shards:
         data = Path(folder, info.name).read_bytes()
         assert info.sha256 == hashlib.sha256(data).hexdigest()
-        assert dataset.shards.indexes.tar_checksum(shard) == sample_checksum(data)
-
-
-@pytest.mark.s3
-def test_quick_compares_the_checksum_of_a_tar_that_the_server_keeps(s3, tmp_path, monkeypatch):
-    folder = write_corpus(f"{s3}/{tmp_path.name}", COUNTS)
-    index_tars(folder, checksums=True, progress=False)
-    dataset = mm.open_dataset(folder)
-    right = dataset.shards.indexes.tar_checksum(3)
-    assert right == sample_checksum(dataset.store.read("shard-000003.tar"))
-    assert reasons(folder, quick=True) == []
-    send = remote_module._request
-    answers = []
-
-    def keep_checksum(root, url, method, **parameters):
-        answer = send(root, url, method, **parameters)
-        if method == "head_object" and url.endswith("3.tar"):
-            checksum = base64.b64encode(answers[-1].to_bytes(4, "big")).decode()
-            answer |= {"ChecksumCRC32C": checksum, "ChecksumType": "FULL_OBJECT"}
-        return answer
-
-    monkeypatch.setattr(remote_module, "_request", keep_checksum)  # as Amazon S3 does
-    answers.append(right)
-    assert reasons(folder, quick=True) == []
-    answers.append(right ^ 1)
-    (reason,) = reasons(folder, quick=True)
-    assert reason.startswith("shard-000003.tar: its CRC-32C at the server is not that of its samp")
 
 
 # -- where samples lie: the requests that it needs -------------------------------------------------
