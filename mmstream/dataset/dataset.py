@@ -90,7 +90,6 @@ class Dataset(Sequence[Sample]):
         self.has_checksums = checksums and manifest.checksums is not None
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self.shards = ShardReader(manifest, store, indexes, stats)
-        self._key_tables: list[KeyTable] = []
 
     if not TYPE_CHECKING:
 
@@ -98,9 +97,8 @@ class Dataset(Sequence[Sample]):
             raise missing_attribute("Dataset", name, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_key_tables": []}
-        state.pop("removed", None)  # a dict of all samples that were taken down
-        return state
+        of_all_samples = ("removed", "_key_table")
+        return {name: value for name, value in vars(self).items() if name not in of_all_samples}
 
     @property
     def store(self) -> Store:
@@ -130,11 +128,10 @@ class Dataset(Sequence[Sample]):
     def __getitem__(self, item: AnyInt | str | slice) -> Sample | Dataset:
         """Return a sample as a dict of bytes, or a view of the samples of a slice.
 
-        A string is a key, ``sample["__key__"]``. Keys stand in the tars, one header per sample.
-        Where `mmstream.convert` wrote the rows in their order, some dozens are read. Else the first
-        look-up reads the headers of all samples, and 8 bytes a sample are remembered:
-        seconds per million local samples, and one request per sample in object storage. `find`
-        takes an address instead, and reads nothing but the sample.
+        A string is a key, ``sample["__key__"]``. The first look-up reads all keys from the
+        sidecars, and 8 bytes a sample are remembered. Without sidecars it reads a tar header of
+        each sample, which is a request in object storage. `find` takes an address instead, and
+        reads nothing but the sample.
 
         Args:
             item: The position of the sample, its key, or a slice of positions.
@@ -187,7 +184,7 @@ class Dataset(Sequence[Sample]):
 
     def ref_of_key(self, key: str) -> SampleRef:
         """Return (shard, index) of the sample with a key; errors as `dataset[key]`."""
-        ref = find_key(self.shards, key, self._key_tables)
+        ref = find_key(self.shards, key, self._key_table)
         if not self.shows(ref):
             raise KeyError(f"the sample with the key {escaped(key)!r} is not chosen here")
         return ref
@@ -300,6 +297,10 @@ class Dataset(Sequence[Sample]):
             for takedown in self.takedowns
             for shard, index in takedown.refs.tolist()
         }
+
+    @cached_property
+    def _key_table(self) -> KeyTable:
+        return KeyTable(self)
 
     @cached_property
     def _ends(self) -> IntArray:

@@ -1,25 +1,24 @@
-"""Samples by their key. Keys stand in the headers of the tars and nowhere else.
+"""Samples by their key. Keys stand in the sidecars, and in the headers of the tars.
 
-    Dataset[key] -> find_key -> read_keys -> one tar header per sample
+    Dataset[key] -> find_key -> keys_of_shard -> a column of a sidecar, or a tar header per sample
 
-Where `mmstream.convert` wrote the rows in their order, keys ascend. A search then reads some dozens
-of headers, in a few rounds. Elsewhere the first search reads one header of every sample, and
-remembers 8 bytes of each.
+The first search reads the keys of all samples, and remembers 8 bytes of each.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from mmstream.dataset.columns import read_columns
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.shards import ShardReader
 from mmstream.errors import ConfigError, ShardError, escaped, where
@@ -29,14 +28,11 @@ from mmstream.types import IntArray, SampleRef
 
 logger = logging.getLogger(__name__)
 
-PROBES = 16
-"""Headers that a round of a search reads side by side."""
+NUM_THREADS = 16
+"""Shards whose keys are read side by side."""
 
-REFS_AT_ONCE = 1 << 14
-"""Headers that are read together."""
-
-MANY_SAMPLES = 100_000
-"""From this number of headers on, a warning says that reading them takes long."""
+MANY_SAMPLES = 1_000_000
+"""From this number of samples on, a line of the log says that reading their keys takes long."""
 
 MAX_NAMED = 3
 """Samples of the same key that a message names."""
@@ -45,48 +41,57 @@ MAX_NAMED = 3
 class KeyTable:
     """The hash of every key of a dataset, in the order of its samples: 8 bytes a sample."""
 
-    def __init__(self, shards: ShardReader) -> None:
-        counts = shards.counts
-        num_samples = int(counts.sum())
+    def __init__(self, dataset: Any) -> None:
+        num_samples = int(dataset.counts.sum())
         if num_samples >= MANY_SAMPLES:
-            logger.warning(
-                "%s: reading one header of every sample for its key", escaped(shards.store.url)
-            )
-        self._ends = np.cumsum(counts)
+            logger.info("%s: reading the keys of all samples", escaped(dataset.store.url))
+        self._ends = np.cumsum(dataset.counts)
         self._hashes = np.zeros(num_samples, dtype=np.int64)
-        for start in range(0, num_samples, REFS_AT_ONCE):
-            stop = min(start + REFS_AT_ONCE, num_samples)
-            keys = read_keys(shards, refs_at(self._ends, np.arange(start, stop)))
-            self._hashes[start:stop] = [hash(key) for key in keys]
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            hashes = pool.map(partial(_hashes, dataset), range(dataset.num_shards))
+            for stop, of_shard in zip(self._ends, hashes, strict=True):
+                self._hashes[stop - of_shard.size : stop] = of_shard
 
     def refs(self, key: str) -> list[SampleRef]:
         """Return all samples that have a key, and perhaps some that do not."""
         return refs_at(self._ends, np.flatnonzero(self._hashes == hash(key)))
 
 
-def find_key(shards: ShardReader, key: str, tables: list[KeyTable] | None = None) -> SampleRef:
+def _hashes(dataset: Any, shard: int) -> IntArray:
+    return np.array([hash(key) for key in keys_of_shard(dataset, shard)], dtype=np.int64)
+
+
+def keys_of_shard(dataset: Any, shard: int) -> list[Any]:
+    """Return the keys of the stored samples of a shard. None: it cannot be read; a warning says so.
+
+    Raises:
+        StorageError: The storage failed after retries.
+    """
+    try:
+        keys: list[Any] = read_columns(dataset, shard, ["key"])["key"].to_pylist()
+    except (ConfigError, ShardError):  # no sidecar that can be used
+        keys = [None]
+    if all(keys):  # a damaged sample has none in the sidecar
+        return keys
+    return read_keys(dataset.shards, [(shard, index) for index in range(dataset.counts[shard])])
+
+
+def find_key(shards: ShardReader, key: str, table: KeyTable) -> SampleRef:
     """Return the sample with a key.
 
     Args:
         shards: Where to look.
         key: The whole key, as ``sample["__key__"]`` is.
-        tables: Empty, or the table that an earlier call has put there. None: it is not kept.
+        table: Of all keys.
 
     Raises:
         KeyError: No sample has the key, or several have it. Or a header could not be read that may
             hold it, which the log names.
         StorageError: The storage failed after retries.
     """
-    refs: list[SampleRef] = []
-    try:
-        refs = _search(shards, key)
-    except _NotAscendingError:
-        tables = [] if tables is None else tables
-        if not tables:
-            tables.append(KeyTable(shards))
-        candidates = tables[0].refs(key)
-        keys = read_keys(shards, candidates)
-        refs = [ref for ref, name in zip(candidates, keys, strict=True) if name == key]
+    candidates = table.refs(key)
+    keys = read_keys(shards, candidates)
+    refs = [ref for ref, name in zip(candidates, keys, strict=True) if name == key]
     if not refs:
         hint = "; dataset.find takes shard[index]" if re.search(r"\[\d+\]", key) else ""
         url = escaped(shards.store.url)
@@ -98,98 +103,6 @@ def find_key(shards: ShardReader, key: str, tables: list[KeyTable] | None = None
             f"{', ...' * (len(refs) > MAX_NAMED)}; take one with dataset.find({names[0]!r})"
         )
     return refs[0]
-
-
-class _NotAscendingError(Exception):
-    """The keys of a dataset do not ascend, or nothing promises that they do."""
-
-
-def _row_of(key: str | None) -> tuple[int, int] | None:
-    """Return the sort key of a converter's key: ``000000012-3`` is caption 3 of row 12."""
-    match = re.fullmatch(r"(\d{9,18})(?:-(\d{1,9}))?", key or "", re.ASCII)
-    return None if match is None else (int(match[1]), int(match[2] or 0))
-
-
-def _search(shards: ShardReader, key: str) -> list[SampleRef]:
-    """Search for a key among ascending ones, as a conversion without shuffle writes them.
-
-    Returns:
-        The sample, or an empty list.
-
-    Raises:
-        _NotAscendingError: Another tool wrote the tars, or the rows were shuffled.
-    """
-    source = shards.manifest.source
-    if (
-        type(source.get("converter")) is not int  # each version of it writes rows in their order
-        or source.get("shuffle_seed") is not None
-        or source.get("keys") == "kept"
-        or "reshard" in source
-    ):
-        raise _NotAscendingError
-    row = _row_of(key)
-    if row is None:
-        return []
-    ends = np.cumsum(shards.counts)
-    for first, last in _ascending(shards):
-        start = int(ends[first] - shards.counts[first])
-        if refs := _find_between(shards, key, row, start, int(ends[last]) - 1):
-            return refs
-    return []
-
-
-def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
-    """Return (first shard, last shard) of all runs of shards in which keys ascend.
-
-    There is one, and one more for each retry of rejected rows, and each append of rows.
-    """
-    source, num_shards = shards.manifest.source, len(shards.counts)
-    retries, appends = source.get("retried_shards", []), source.get("appended", [])
-    if not (retries or appends):
-        return [(0, num_shards - 1)] if num_shards else []
-    names = [shards.name_of(shard) for shard in range(num_shards)]
-    try:
-        retries = [*retries, *(len(append["starts"]) for append in appends)]
-        stop = -(-source["num_rows"] // source["samples_per_shard"])
-        stops = np.cumsum([stop, *retries])
-        numbers = [int(name.removeprefix("shard-").removesuffix(".tar")) for name in names]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a stranger's manifest
-        raise _NotAscendingError from None
-    edges = [0, *np.searchsorted(numbers, stops).tolist()]
-    return [(start, end - 1) for start, end in pairwise(edges) if start < end]
-
-
-def _find_between(
-    shards: ShardReader, key: str, row: tuple[int, int], first: int, last: int
-) -> list[SampleRef]:
-    """Search for a key between two samples, by their positions among all samples.
-
-    Each round reads the headers of some samples side by side, at equal distances.
-    """
-    ends, edges = np.cumsum(shards.counts), np.array([], dtype=np.int64)
-    while first <= last:
-        edges = edges[(first <= edges) & (edges <= last)]
-        probes = np.unique(np.append(np.linspace(first, last, PROBES).astype(np.int64), edges))
-        refs = refs_at(ends, probes)
-        shards.load_indexes([shard for shard, _ in refs])
-        keys = read_keys(shards, refs)
-        if key in keys:
-            return [refs[keys.index(key)]]
-        seen = [
-            (probe, name)
-            for probe, name in zip(probes.tolist(), keys, strict=True)
-            if name is not None and not name.startswith("erased-")
-        ]
-        rows = [_row_of(name) for _, name in seen]
-        if not rows or None in rows:  # no header can be read, or not a conversion's key
-            raise _NotAscendingError
-        number = bisect_left(rows, row)  # type: ignore[type-var]
-        first = seen[number - 1][0] + 1 if number else first
-        last = seen[number][0] - 1 if number < len(seen) else last
-        # The next round looks right beside shards that may be lost.
-        lost = [shard for (shard, _), name in zip(refs, keys, strict=True) if name is None]
-        edges = np.append(ends[lost], ends[lost] - shards.counts[lost] - 1)
-    return []
 
 
 def read_keys(

@@ -34,7 +34,7 @@ from xxhash import xxh3_64_intdigest
 
 from mmstream.dataset.columns import read_columns, read_media
 from mmstream.dataset.condition import Condition
-from mmstream.dataset.keys import read_keys
+from mmstream.dataset.keys import keys_of_shard
 from mmstream.dataset.manifest import IndexPart, name_fault, read_sealed_as, seal
 from mmstream.dataset.media_split import NEITHER, sides_of
 from mmstream.dataset.shard_indexes import map_whole
@@ -472,14 +472,10 @@ def having_keys(
 
     def look_up(shard: int) -> tuple[Mask, set[str]]:
         mask = _shown(dataset, shard)
-        try:
+        if column == "key":
+            values = keys_of_shard(dataset, shard)
+        else:
             values = read_columns(dataset, shard, [column])[column].to_pylist()
-        except ConfigError:
-            if column == "id":
-                raise
-            values = [None]
-        if column == "key" and not all(values):  # a damaged sample has none in the sidecar
-            values = read_keys(dataset.shards, [(shard, index) for index in range(len(mask))])
         mask &= np.array([value in wanted for value in values], dtype=np.bool_)
         known = {values[index] for index in np.flatnonzero(mask)}
         mask[erased_of.get(dataset.name_of(shard), [])] = True

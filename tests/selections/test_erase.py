@@ -606,13 +606,3 @@ def test_no_retry_takes_another_row_for_a_reject_that_was_emptied(tmp_path: Path
     run(rows, out, samples_per_shard=5, retry_rejects=True)
     keys = [sample["__key__"] for sample in mm.open_dataset(out)]
     assert keys == ["000000001", "000000002", "000000004"]
-
-
-def test_other_keys_are_found_without_reading_all_headers(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", [{"text": f"row {i}"} for i in range(90)])
-    run(rows, tmp_path / "out", samples_per_shard=30)
-    erase_keys(tmp_path / "out", [f"{row + 1:09d}" for row in range(20, 50)])
-    dataset = mm.open_dataset(tmp_path / "out")
-    for row in (0, 19, 50, 51, 89):
-        assert dataset[f"{row + 1:09d}"]["txt"] == b"row %d" % row
-    assert not dataset._key_tables
