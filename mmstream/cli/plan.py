@@ -152,8 +152,7 @@ def plan(
     continue an interrupted call, run the same command again. Samples are not measured again for
     other limits.
 
-    The lines say how full the packs are, how full they could be, what is left out, and what other
-    lengths of packs would give.
+    The lines say how full the packs are, and what is left out.
     """
     from mmstream.dataset.mixture import open_data
     from mmstream.measuring.plan import plan_sources
@@ -173,7 +172,7 @@ def plan(
     with shows_infos_of("mmstream.measuring.plan"):  # how much is read
         for source in plan_sources(pipeline, limits, epochs=measured_epochs, **options):
             assert source.plan is not None
-            report = plan_report(source.plan, source.measure, source.dataset.bad)
+            report = plan_report(source.plan)
             if as_json:
                 name = {"source": source.name} if source.name else {}
                 say(json.dumps({**name, "folder": source.plan.url, **asdict(report)}))

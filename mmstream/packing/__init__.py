@@ -6,7 +6,7 @@
     plan.py          a plan: documents and sums of its units, its files; those of a mixture as one
     order.py         the order over packs, of a dataset or a mixture, answered in samples
     cost.py          what a unit costs a model, and which rank takes which row of a step
-    plan_report.py   how full the packs are, and what keeps them from more
+    plan_report.py   how full the packs are, and what is in none
 
 A plan is integers: it needs no tokenizer, no torch and none of the tars.
 """
