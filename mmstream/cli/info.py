@@ -240,8 +240,7 @@ def _show_statistics(
         for line in statistics_lines(stats):
             say(line)
     if html is not None:
-        page = data._repr_html_() + statistics_html(stats)
-        say(save_page(page, f"{escaped(url)}: statistics", html), err=as_json)
+        say(save_page(statistics_html(stats), f"{escaped(url)}: statistics", html), err=as_json)
 
 
 def _about(dataset: Any, num_keys: int) -> dict[str, Any]:

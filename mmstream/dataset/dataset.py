@@ -229,7 +229,7 @@ class Dataset(Sequence[Sample]):
         return f"<Dataset {self.store.url}: {samples}, {shards}, {size}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display.overviews import dataset_html
+        from mmstream.display.samples import dataset_html
 
         return dataset_html(self)
 

@@ -142,11 +142,6 @@ class Mixture:
         changes = f", weights change at step {', '.join(map(str, list(self.weights)[1:]))}"
         return f"<Mixture: {', '.join(sources)}{changes * (len(self.weights) > 1)}>"
 
-    def _repr_html_(self) -> str:
-        from mmstream.display.overviews import mixture_html
-
-        return mixture_html(self)
-
     @property
     def num_shards(self) -> int:
         """Shards of all sources."""

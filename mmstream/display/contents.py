@@ -8,7 +8,7 @@ A sample may be raw or decoded, a batch on the host or on a device.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import DecodeError
-from mmstream.media.fields import frame_names
 from mmstream.media.frames import FrameList, encoded_video
 from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL
@@ -160,9 +159,6 @@ def _with_names(field: str, values: Sequence[Any], names: Sequence[str]) -> dict
 
 EXTENSIONS = VIDEO_EXTENSIONS | AUDIO_EXTENSIONS
 
-FEATURES = "_features"
-"""How the name of a field ends that holds features of sounds."""
-
 
 @dataclass(frozen=True)
 class Clip:
@@ -173,22 +169,8 @@ class Clip:
     """When each frame is shown, in seconds, [F]. None: not known."""
 
 
-@dataclass(frozen=True)
-class Sound:
-    """Decoded samples of a sound: floating or int16, [T] or [C, T]."""
-
-    samples: Any
-
-
-@dataclass(frozen=True)
-class Features:
-    """Features of a sound, such as log-mel: floating, [bins, frames]."""
-
-    values: Any
-
-
-Recording: TypeAlias = bytes | FrameList | Clip | Sound | Features
-"""A video or a sound: its file or list of frames, or what a decoder made of it."""
+Recording: TypeAlias = bytes | FrameList | Clip
+"""A video or a sound: its file or list of frames, or the frames that a decoder made of it."""
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:
@@ -205,11 +187,10 @@ def is_recording_file(name: str, value: object) -> bool:
 
 
 def recordings_of(sample: Mapping[str, Any]) -> dict[str, Recording]:
-    """Return the videos and sounds of a sample by field.
+    """Return the files of videos and sounds of a sample, and its decoded videos, by field.
 
-    Decoded ones have the names that the messages give them, if these are as many.
+    Those of ``video`` have the names that the messages give them, if these are as many.
     """
-    names = [*dict.fromkeys(fields_named(messages_of(sample)))]
     recordings: dict[str, Recording] = {}
     for name, value in sample.items():
         if name.startswith("__"):
@@ -217,34 +198,20 @@ def recordings_of(sample: Mapping[str, Any]) -> dict[str, Recording]:
         if is_recording_file(name, value):
             recordings[name] = _whole(sample, name)
         elif f"{name}_pts_s" in sample:
-            times = sample[f"{name}_pts_s"]
-            times = times if isinstance(value, list) else [times]
-            clips = [Clip(*clip) for clip in zip(_tensors(value, 4), times, strict=False)]
-            recordings |= _named(name, clips, names, VIDEO_EXTENSIONS)
-        elif name == "audio" or _extension(name.removesuffix(FEATURES)) in {"audio", *EXTENSIONS}:
-            sounds = _sounds(name, value, sample.get(f"{name}_length"))
-            recordings |= _named(name, sounds, names, AUDIO_EXTENSIONS)
+            recordings |= _clips(sample, name)
     return recordings
 
 
-def batch_recordings(batch: Mapping[str, Any]) -> list[list[tuple[str, Recording]]]:
-    """Return the videos and sounds of each row of a batch, with the names of their fields."""
-    rows: list[list[tuple[str, Recording]]] = [[] for _ in batch["__key__"]]
-    for name, value in batch.items():
-        if f"{name}_frames" in batch and f"{name}_row" in batch:
-            for row, clip in _batch_clips(batch, name):
-                rows[row].append((name, clip))
-        elif f"{name}_length" in batch:
-            owners = _integers(batch.get(f"{name.removesuffix(FEATURES)}_row"))
-            sounds = _sounds(name, list(value), batch[f"{name}_length"])
-            for row, sound in zip(owners, sounds, strict=False):
-                rows[row].append((name, sound))
-        elif isinstance(value, list):
-            for row, data in enumerate(value[: len(rows)]):
-                if is_recording_file(name, data):
-                    fields = {field: batch[field][row] for field in frame_names(batch, name)}
-                    rows[row].append((name, _whole({**fields, name: data}, name)))
-    return rows
+def _clips(sample: Mapping[str, Any], field: str) -> dict[str, Recording]:
+    """Return the decoded videos of a field by their names."""
+    frames, times = sample[field], sample[f"{field}_pts_s"]
+    if not isinstance(frames, list):
+        frames, times = [frames], [times]
+    pairs = zip(frames, times, strict=False)
+    clips = [Clip(*pair) for pair in pairs if getattr(pair[0], "ndim", 0) == 4]
+    names = dict.fromkeys(fields_named(messages_of(sample)))
+    of_videos = [name for name in names if _extension(name) in VIDEO_EXTENSIONS]
+    return _with_names(field, clips, of_videos if field == "video" else ())
 
 
 def _whole(fields: Mapping[str, Any], name: str) -> Recording:
@@ -254,52 +221,6 @@ def _whole(fields: Mapping[str, Any], name: str) -> Recording:
     except DecodeError:
         recording = fields[name]
     return cast(Recording, recording)
-
-
-def _batch_clips(batch: Mapping[str, Any], name: str) -> Iterator[tuple[int, Clip]]:
-    """Yield the row and the frames of each video of a batch.
-
-    For example, ``video_frames`` of [2, 4] says that the first 2 of 6 frames are one video.
-    """
-    frames = batch[name]
-    times = batch.get(f"{name}_pts_s")
-    start = 0
-    counts = zip(_integers(batch[f"{name}_row"]), _integers(batch[f"{name}_frames"]), strict=True)
-    for number, (row, count) in enumerate(counts):
-        stop = start + count
-        # Videos of different sizes are a list.
-        clip = frames[number] if isinstance(frames, list) else frames[start:stop]
-        yield row, Clip(clip, None if times is None else times[start:stop])
-        start = stop
-
-
-def _named(
-    field: str, values: Sequence[Recording], names: Sequence[str], extensions: Collection[str]
-) -> dict[str, Recording]:
-    """Return recordings by their names. Messages name those of the usual fields alone."""
-    is_usual = field in ("video", "audio", "audio_features")
-    names_of_kind = [name for name in names if _extension(name) in extensions]
-    return _with_names(field, values, names_of_kind if is_usual else ())
-
-
-def _sounds(name: str, value: Any, lengths: Any) -> list[Recording]:
-    """Return sounds or features, without padding where their lengths are known."""
-    tensors = _tensors(value, 2) if name.endswith(FEATURES) else _tensors(value, 1, 2)
-    known_lengths = _integers(lengths)
-    if len(known_lengths) == len(tensors):
-        pairs = zip(tensors, known_lengths, strict=True)
-        tensors = [tensor[..., :length] for tensor, length in pairs]
-    return [Features(tensor) if name.endswith(FEATURES) else Sound(tensor) for tensor in tensors]
-
-
-def _tensors(value: Any, *ndims: int) -> list[Any]:
-    """Return the tensors of a field that have so many dimensions. A file may have its name too."""
-    values = value if isinstance(value, list) else [value]
-    return [tensor for tensor in values if getattr(tensor, "ndim", 0) in ndims]
-
-
-def _integers(value: Any) -> list[int]:
-    return [] if value is None else np.atleast_1d(array_of(value)).astype(np.int64).tolist()
 
 
 def _extension(name: str) -> str:

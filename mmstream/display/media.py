@@ -4,15 +4,13 @@
 
 The files may come from strangers: they are opened within limits, only a part of them is decoded,
 and images are encoded again. What cannot be decoded says why. A decoded recording is shown as the
-model gets it: the frames that were chosen, and the samples after resampling.
+model gets it: the frames that were chosen. A decoded sound is a tensor, as other fields.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import math
-import wave
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from mmstream.display.contents import Clip, Features, Recording, Sound, array_of
+from mmstream.display.contents import Clip, Recording, array_of
 from mmstream.display.html import cut, element
 from mmstream.display.text import count_text, file_kind, size_text
 from mmstream.errors import DecodeError, escaped
@@ -34,9 +32,6 @@ MAX_IMAGE_BYTES = 32 * 2**20
 MAX_IMAGE_PIXELS = 64 * 2**20
 MAX_FILE_BYTES = 2_000_000
 """Larger recordings are named, not embedded: a notebook file holds all that it shows."""
-
-DEFAULT_SAMPLE_RATE = 16_000
-"""Of decoded sounds, as of `AudioDecoder`."""
 
 # -- images ----------------------------------------------------------------------------------------
 
@@ -90,22 +85,9 @@ def _thumbnail(pixels: Pixels, side: int, label: str) -> Markup:
 
     image = Image.fromarray(pixels)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return _encoded(image, "jpeg", label, quality=80)
-
-
-def drawing(pixels: Pixels, label: str = "") -> Markup:
-    """Return pixels as they are, uint8 [H, W] or [H, W, 4]: nothing is blurred."""
-    from PIL import Image
-
-    if not pixels.size:
-        return Markup()
-    return _encoded(Image.fromarray(pixels), "png", label, optimize=True)
-
-
-def _encoded(image: Any, kind: str, label: str, **settings: Any) -> Markup:
     buffer = io.BytesIO()
-    image.save(buffer, kind, **settings)
-    source = _data_url(f"image/{kind}", buffer.getvalue())
+    image.save(buffer, "jpeg", quality=80)
+    source = _data_url("image/jpeg", buffer.getvalue())
     return element("image", source, image.width, image.height, escaped(label))
 
 
@@ -127,26 +109,17 @@ MAX_FRAMES, FRAME_SIDE = 8, 112
 TILE_FRAMES, TILE_FRAME_SIDE = 4, 68
 """The same of a clip in a tile."""
 
-MAX_COLUMNS = 480
-"""Columns of a picture of features."""
 
-PEAK = 32767
-"""Of 16-bit samples."""
-
-
-def recording_html(
-    name: str, recording: Recording, max_bytes: int = MAX_FILE_BYTES, sample_rate: int = 16_000
-) -> Markup:
+def recording_html(name: str, recording: Recording, max_bytes: int = MAX_FILE_BYTES) -> Markup:
     """Return frames of a recording, a player, and what it is.
 
     Args:
         name: Of its field. The extension says whether a file is a video or a sound.
         recording: A file, or what a decoder made of it.
-        max_bytes: Larger files and sounds get no player.
-        sample_rate: Samples per second of decoded sounds, which they do not say themselves.
+        max_bytes: Larger files get no player.
     """
-    text = f"{name}: {recording_text(recording, sample_rate)}"
-    player, note = _player(name, recording, max_bytes, sample_rate)
+    text = f"{name}: {recording_text(recording)}"
+    player, note = _player(name, recording, max_bytes)
     pictures = _pictures(name, recording, MAX_FRAMES, FRAME_SIDE)
     return element("recording", pictures, player, text + note)
 
@@ -158,11 +131,7 @@ def recording_tile(name: str, recording: Recording) -> Markup:
 
 
 def _pictures(name: str, recording: Recording, num_frames: int, side: int) -> Markup:
-    """Return frames of a video, or why there are none. Of features a picture, of sounds nothing."""
-    if isinstance(recording, Features):
-        return spectrogram(recording.values, name)
-    if isinstance(recording, Sound):
-        return Markup()
+    """Return frames of a video, or why there are none. Of a sound there is nothing."""
     if isinstance(recording, bytes) and name.rpartition(".")[2] not in VIDEO_EXTENSIONS:
         return Markup()
     try:
@@ -188,26 +157,15 @@ def _clip_of(data: bytes | FrameList, num_frames: int) -> Clip:
     return Clip(frames.transpose(0, 3, 1, 2), timeline.times_s[numbers])
 
 
-def _player(
-    name: str, recording: Recording, max_bytes: int, sample_rate: int
-) -> tuple[Markup, str]:
+def _player(name: str, recording: Recording, max_bytes: int) -> tuple[Markup, str]:
     """Return a player of what browsers play, and a note where it would be too large."""
-    if isinstance(recording, Sound):
-        kind, num_bytes = "audio/wav", 2 * math.prod(recording.samples.shape)
-    elif isinstance(recording, bytes) and (played := _played_as(name)) is not None:
-        kind, num_bytes = played, len(recording)
-    else:
-        return Markup(), ""
-    if num_bytes > max_bytes:
-        return Markup(), f"; not embedded: more than {size_text(max_bytes)}"
-    data = wav_of(recording.samples, sample_rate) if isinstance(recording, Sound) else recording
-    return element(kind.partition("/")[0], _data_url(kind, data)), ""
-
-
-def _played_as(name: str) -> str | None:
-    """Return the media type that a browser plays a field as."""
     media_type = BY_EXTENSION.get(name.rpartition(".")[2])
-    return None if media_type is None else media_type.played_as
+    if not isinstance(recording, bytes) or media_type is None or media_type.played_as is None:
+        return Markup(), ""
+    if len(recording) > max_bytes:
+        return Markup(), f"; not embedded: more than {size_text(max_bytes)}"
+    kind = media_type.played_as
+    return element(kind.partition("/")[0], _data_url(kind, recording)), ""
 
 
 def _frame_tiles(
@@ -231,44 +189,13 @@ def _frame_tiles(
         yield _thumbnail(upright, side, f"{label} {time}".strip()), time
 
 
-def spectrogram(values: Any, label: str = "") -> Markup:
-    """Return features as a picture: time from left to right, low bins below, high values bright."""
-    grey = stretched(array_of(values).astype(np.float32))
-    step = max(1, -(-grey.shape[1] // MAX_COLUMNS))
-    return drawing(np.ascontiguousarray(grey[::-1, ::step]), label)
-
-
-def wav_of(samples: Any, sample_rate: int) -> bytes:
-    """Return a WAV of 16 bits. Samples beyond -1..1 are cut off.
-
-    Args:
-        samples: Floating in -1..1 or int16, [T] or [C, T].
-        sample_rate: Samples per second.
-    """
-    values = _floats(samples)
-    channels = values[None] if values.ndim == 1 else values
-    integers = np.rint(np.clip(channels, -1, 1) * PEAK).astype("<i2")
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setparams((len(channels), 2, sample_rate, 0, "NONE", ""))
-        file.writeframes(np.ascontiguousarray(integers.T).tobytes())
-    return buffer.getvalue()
-
-
-def _floats(samples: Any) -> npt.NDArray[np.float32]:
-    array = array_of(samples)
-    scale = PEAK if array.dtype.kind == "i" else 1
-    return array.astype(np.float32) / np.float32(scale)
-
-
 # -- what recordings are, in words -----------------------------------------------------------------
 
 
-def recording_text(recording: Recording, sample_rate: int = DEFAULT_SAMPLE_RATE) -> str:
+def recording_text(recording: Recording) -> str:
     """Return what a recording is.
 
-    ``481.2 kB MP4: h264 640x360, 30 fps, ...``, ``8 frames of 640x360, 0.00 to 7.00 s``,
-    ``48,000 samples, 3.00 s at 16,000 Hz``, or ``80 bins x 3,000 frames``.
+    ``481.2 kB MP4: h264 640x360, 30 fps, ...``, or ``8 frames of 640x360, 0.00 to 7.00 s``.
     """
     if isinstance(recording, bytes):
         kind = f"{size_text(len(recording))} {file_kind(recording)}".rstrip()
@@ -278,23 +205,11 @@ def recording_text(recording: Recording, sample_rate: int = DEFAULT_SAMPLE_RATE)
         return (
             f"{size_text(len(recording))} of {count_text(len(recording.files), 'frame')}, {seconds}"
         )
-    if isinstance(recording, Clip):
-        return _clip_text(recording)
-    if isinstance(recording, Features):
-        num_bins, num_frames = recording.values.shape
-        return f"{num_bins} bins x {num_frames:,} frames"
-    *channels, num_samples = recording.samples.shape
-    of_channels = f", {channels[0]} channels" if channels else ""
-    seconds = num_samples / sample_rate
-    return f"{num_samples:,} samples{of_channels}, {seconds:.2f} s at {sample_rate:,} Hz"
-
-
-def _clip_text(clip: Clip) -> str:
-    num_frames, _, height, width = clip.frames.shape
+    num_frames, _, height, width = recording.frames.shape
     if not num_frames:
         return "no video"
     text = f"{count_text(num_frames, 'frame')} of {width}x{height}"
-    times = [] if clip.times_s is None else array_of(clip.times_s).tolist()
+    times = [] if recording.times_s is None else array_of(recording.times_s).tolist()
     return f"{text}, {times[0]:.2f} to {times[-1]:.2f} s" if times else text
 
 

@@ -1,4 +1,4 @@
-"""`show`: what a notebook displays for a sample, a batch, a dataset or a mixture."""
+"""`show`: what a notebook displays for a sample, a batch, or a dataset."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 
 from mmstream.display.contents import address_of
 from mmstream.display.html import document, page
-from mmstream.display.media import DEFAULT_SAMPLE_RATE
 from mmstream.display.packs import pack_html, pack_text
 from mmstream.display.samples import Card, batch_html, cards_html, sample_html, samples_part
 from mmstream.display.text import describe
 from mmstream.errors import ConfigError
-from mmstream.settings import PositiveInt, checked
+from mmstream.settings import checked
 from mmstream.storage.urls import local_path
 
 
@@ -65,37 +64,32 @@ class Shown:
 
 
 @checked()
-def show(
-    value: Any, *, tokenizer: Any = None, sample_rate: PositiveInt = DEFAULT_SAMPLE_RATE
-) -> Shown:
+def show(value: Any, *, tokenizer: Any = None) -> Shown:
     """Return a view of samples, batches or datasets that a notebook displays.
 
-    Videos are shown as some of their frames, and sounds as a player. Decoded ones
-    are shown as the model gets them.
+    Videos are shown as some of their frames, decoded ones as the model gets them. Files of sounds
+    are shown as a player.
 
     The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
     shown. Batches on a device are copied to the host. Datasets read some samples that are spread
-    over them, up to 32 MiB; a Mixture reads nothing.
+    over them, up to 32 MiB.
 
     Batches of a pipeline with `mm.Flat` or `mm.Pack` are drawn row by row: documents and their
     borders, how many tokens are learned, pictures, positions, padding and free room.
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
-            or a device), a Dataset or a view of one, or a Mixture.
+            or a device), a Dataset or a view of one.
         tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
             samples that a `TextDecoder` with this tokenizer has decoded, and for batches without
             padding.
-        sample_rate: samples per second of decoded sounds, as of the `AudioDecoder`. The samples
-            themselves do not say it.
 
     Returns:
         An object that a notebook displays as HTML. Elsewhere its ``repr`` is text. Its `Shown.save`
         writes a page.
 
     Raises:
-        ConfigError: `value` is none of these, or has no tokens to show. Or `sample_rate` is
-            below 1.
+        ConfigError: `value` is none of these, or has no tokens to show.
 
     Examples:
         >>> dataset = mm.open_dataset("shards/")
@@ -105,9 +99,9 @@ def show(
     if isinstance(value, Mapping) and value.keys() >= {"cu_seq_lens_q", "document_row"}:
         return Shown(pack_html(value, tokenizer), pack_text(value))
     if tokenizer is not None:
-        return _show_tokens(value, tokenizer, sample_rate)
+        return _show_tokens(value, tokenizer)
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), str):
-        return Shown(sample_html(value, sample_rate=sample_rate), describe(value))
+        return Shown(sample_html(value), describe(value))
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), list):
         return Shown(batch_html(value), describe(value))
     if hasattr(value, "_repr_html_"):
@@ -115,12 +109,12 @@ def show(
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
         return Shown(page(samples_part(value)), "\n".join(describe(item) for item in value))
     raise ConfigError(
-        "show: give a sample, a list of samples, a batch, a Dataset or a Mixture, not a "
+        "show: give a sample, a list of samples, a batch or a Dataset, not a "
         f"{type(value).__name__}"
     )
 
 
-def _show_tokens(value: Any, tokenizer: Any, sample_rate: int) -> Shown:
+def _show_tokens(value: Any, tokenizer: Any) -> Shown:
     """Show decoded samples whole, with their tokens."""
     samples = [value] if isinstance(value, Mapping) else value
     if not isinstance(samples, Sequence) or not all(
@@ -133,4 +127,4 @@ def _show_tokens(value: Any, tokenizer: Any, sample_rate: int) -> Shown:
         )
     cards = [Card(address_of(sample), sample) for sample in samples]
     text = "\n".join(describe(sample) for sample in samples)
-    return Shown(cards_html("", cards, tokenizer, sample_rate), text)
+    return Shown(cards_html("", cards, tokenizer), text)

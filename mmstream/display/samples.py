@@ -1,4 +1,4 @@
-"""Samples and batches for people: whole samples, contact sheets, pages, lines for a terminal.
+"""Samples, batches and datasets for people: contact sheets, pages, lines for a terminal.
 
 `mm.show`, `mmstream show`, `mmstream convert --dry-run` -> samples.py -> contents.py, media.py
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from markupsafe import Markup
 from mmstream.display.contents import (
     address_of,
     batch_images,
-    batch_recordings,
     caption_of,
     fields_named,
     images_of,
@@ -28,6 +27,7 @@ from mmstream.display.contents import (
     parts_of,
     recordings_of,
     row_json,
+    spread,
     text_of,
     token_counts,
     token_runs,
@@ -35,7 +35,6 @@ from mmstream.display.contents import (
 )
 from mmstream.display.html import cut, element, page, render
 from mmstream.display.media import (
-    DEFAULT_SAMPLE_RATE,
     MAX_FILE_BYTES,
     recording_html,
     recording_text,
@@ -51,7 +50,7 @@ from mmstream.display.text import (
     start_of_text,
     value_text,
 )
-from mmstream.errors import escaped
+from mmstream.errors import MMStreamError, escaped
 from mmstream.media.frames import FrameList
 from mmstream.types import IGNORED_LABEL
 
@@ -68,11 +67,9 @@ MAX_SOURCES = 40
 MAX_JSON_CHARACTERS = 20_000
 
 
-def sample_html(
-    sample: Mapping[str, Any], tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
-) -> str:
+def sample_html(sample: Mapping[str, Any], tokenizer: Any = None) -> str:
     """Return a whole sample as the output of a cell; arguments as of `sample_part`."""
-    return page(sample_part(sample, tokenizer=tokenizer, sample_rate=sample_rate))
+    return page(sample_part(sample, tokenizer=tokenizer))
 
 
 def sample_part(
@@ -81,7 +78,6 @@ def sample_part(
     tokenizer: Any = None,
     note: str = "",
     max_file_bytes: int = MAX_FILE_BYTES,
-    sample_rate: int = DEFAULT_SAMPLE_RATE,
 ) -> Markup:
     """Return a whole sample: images, text, recordings, or a conversation with its media inline.
 
@@ -90,14 +86,13 @@ def sample_part(
         tokenizer: shows ``input_ids`` and ``labels`` as text, where the sample has them.
         note: what to say of the sample, such as its step and row.
         max_file_bytes: larger recordings get no player.
-        sample_rate: samples per second of decoded sounds.
     """
     images, messages = images_of(sample), messages_of(sample)
     turns = messages[:MAX_TURNS]
     inline = set(fields_named(turns))
     beside = [name for name in images if name not in inline]
     recordings = {
-        name: recording_html(name, recording, max_file_bytes, sample_rate)
+        name: recording_html(name, recording, max_file_bytes)
         for name, recording in islice(recordings_of(sample).items(), MAX_RECORDINGS)
     }
     media = {name: thumbnail(images[name], 224, name) for name in inline & images.keys()}
@@ -225,12 +220,11 @@ def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
     valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
     repeat = lineage.repeat if lineage else 1
     reasons = {bad.row - lineage.start: bad.reason for bad in lineage.bad} if lineage else {}
-    images, recordings = batch_images(batch), batch_recordings(batch)
+    images = batch_images(batch)
     tiles = []
     for row in range(min(len(keys), MAX_TILES)):
         side = 144 if len(images[row]) == 1 else 68
         media = [thumbnail(image, side, keys[row]) for image in images[row][:4]]
-        media += [recording_tile(*named) for named in recordings[row][:2]]
         reason = reasons.get(row // repeat)
         note = "" if valid[row] else f"not valid: {reason or 'padding'}"
         if reason is not None and valid[row]:
@@ -243,6 +237,31 @@ def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
 def _row_of(value: Any, row: int) -> Any:
     """Return one row of a field of a batch; None if the field is no list or is too short."""
     return value[row] if isinstance(value, list) and row < len(value) else None
+
+
+# -- datasets --------------------------------------------------------------------------------------
+
+MAX_PREVIEW_BYTES = 32 * 2**20
+"""What showing a dataset may read. A dataset of long videos gets no thumbnails."""
+
+
+def dataset_html(dataset: Any) -> str:
+    """Return the line of a `Dataset` or a view, and samples that are spread over it."""
+    mean_bytes = max(1, dataset.num_bytes // max(1, len(dataset)))
+    positions = spread(len(dataset), min(MAX_TILES, MAX_PREVIEW_BYTES // mean_bytes))
+    return page(
+        element("head", repr(dataset)),
+        samples_part(_sample_or_error(dataset, position) for position in positions),
+        element("more", len(dataset) - len(positions), "samples"),
+    )
+
+
+def _sample_or_error(samples: Sequence[Any], index: int) -> Any:
+    """Return a sample, or the error where it cannot be read."""
+    try:
+        return samples[index]
+    except (MMStreamError, OSError) as error:
+        return error
 
 
 # -- samples one below the other -------------------------------------------------------------------
@@ -280,7 +299,6 @@ def cards_html(
     title: str,
     cards: Iterable[Card],
     tokenizer: Any = None,
-    sample_rate: int = DEFAULT_SAMPLE_RATE,
 ) -> str:
     """Return all samples one below the other.
 
@@ -288,7 +306,6 @@ def cards_html(
         title: What they are, as text.
         cards: The samples. Each is read when its turn comes.
         tokenizer: Shows ``input_ids`` and ``labels`` as text.
-        sample_rate: Samples per second of decoded sounds.
     """
 
     def rows() -> Iterator[_Row]:
@@ -296,7 +313,7 @@ def cards_html(
         for card in cards:
             left = (MAX_PAGE_CHARACTERS - num_characters) * 3 // 4  # base64 takes 4 for 3 bytes
             max_bytes = max(0, min(MAX_EMBEDDED_BYTES, left))
-            sample = _sample_part(card, max_bytes, tokenizer, sample_rate)
+            sample = _sample_part(card, max_bytes, tokenizer)
             num_characters += len(sample)
             yield _Row("", [(card, sample)])
 
@@ -326,9 +343,7 @@ class _Row:
     cards: list[tuple[Card, Markup]]
 
 
-def _sample_part(
-    card: Card, max_bytes: int, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
-) -> Markup:
+def _sample_part(card: Card, max_bytes: int, tokenizer: Any = None) -> Markup:
     if card.sample is None:
         return Markup()
     return sample_part(
@@ -336,16 +351,13 @@ def _sample_part(
         tokenizer=tokenizer,
         note=card.note,
         max_file_bytes=max_bytes,
-        sample_rate=sample_rate,
     )
 
 
 # -- for a terminal --------------------------------------------------------------------------------
 
 
-def card_lines(
-    card: Card, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
-) -> Iterator[str]:
+def card_lines(card: Card, tokenizer: Any = None) -> Iterator[str]:
     """Yield the lines of a sample for a terminal: address, fields, text, conversation, tokens."""
     key = "" if card.sample is None else escaped(key_text(card.sample), 200)
     yield "  ".join(filter(None, (escaped(card.address), key, card.note)))
@@ -353,7 +365,7 @@ def card_lines(
         yield f"  bad: {escaped(card.problem, 1000)}"
     if card.sample is None:
         return
-    yield from _field_lines(card.sample, sample_rate)
+    yield from _field_lines(card.sample)
     yield from _text_lines(card.sample)
     if tokenizer is not None and "input_ids" in card.sample:
         yield f"  {token_counts(card.sample)} in [[ ]]:"
@@ -361,7 +373,7 @@ def card_lines(
             yield f"    {_line(line)}"
 
 
-def _field_lines(sample: Mapping[str, Any], sample_rate: int) -> Iterator[str]:
+def _field_lines(sample: Mapping[str, Any]) -> Iterator[str]:
     """Yield what each field holds, and what its recording was decoded to."""
     recordings = recordings_of(sample)
     for name, value in public_fields(sample):
@@ -371,7 +383,7 @@ def _field_lines(sample: Mapping[str, Any], sample_rate: int) -> Iterator[str]:
             yield f"  {escaped(name, 60)}: {_field_text(name, value)}"
     for name, recording in islice(recordings.items(), MAX_FIELDS):
         if not isinstance(recording, bytes | FrameList):
-            yield f"  {escaped(name, 60)} decoded: {recording_text(recording, sample_rate)}"
+            yield f"  {escaped(name, 60)} decoded: {recording_text(recording)}"
 
 
 def _text_lines(sample: Mapping[str, Any]) -> Iterator[str]:

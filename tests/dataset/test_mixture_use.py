@@ -268,28 +268,19 @@ def test_a_bad_list_that_came_later_is_refused_until_it_is_moved_away(tmp_path):
 # -- notebooks ------------------------------------------------------------------------------------
 
 
-def test_a_mixture_and_its_pipeline_tell_of_each_source(folder):
+def test_a_batch_of_a_mixture_tells_the_source_of_each_row(folder):
     datasets = {name: mm.open_dataset(folder / name) for name in COUNTS}
     names = {"a": "<b>a</b>", "b": "b", "c": "c"}
-    changes = {7: {"<b>a</b>": 1, "b": 1, "c": 2}}
-    mixture = mm.Mixture(
-        {names[n]: (datasets[n], w) for n, w in WEIGHTS.items()}, epoch_steps=20, changes=changes
-    )
-    pipeline = mm.Pipeline(mixture, global_batch_size=10)
-    batch = next(iter(mm.Loader(pipeline)))
+    mixture = mm.Mixture({names[n]: (datasets[n], w) for n, w in WEIGHTS.items()}, epoch_steps=20)
+    batch = next(iter(mm.Loader(mm.Pipeline(mixture, global_batch_size=10))))
+    page = mm.show(batch)._repr_html_()
     rows = zip(batch["__source__"], batch["__key__"], strict=True)
-    shown = (
-        (mixture, ("an epoch is 20 steps", "70 %", "5 %", "from step 7", "25 %, b 25 %, c 50 %")),
-        (batch, ("7 &lt;b&gt;a", *(html.escape(f"{source}: {key}") for source, key in rows))),
-    )
-    for each, texts in shown:
-        page = mm.show(each)._repr_html_()
-        assert [text for text in texts if text not in page] == []
-        assert "&lt;b&gt;a" in page
-        assert "<b>a</b>" not in page
+    for text in ("7 &lt;b&gt;a", *(html.escape(f"{source}: {key}") for source, key in rows)):
+        assert text in page
+    assert "<b>a</b>" not in page
 
 
 def test_a_mixture_without_any_weight_can_still_be_looked_at(folder):
     mixture = mm.Mixture({"a": (mm.open_dataset(folder / "a"), 0)}, stop="all")
-    assert "0 %" in mixture._repr_html_()
+    assert "weight 0" in repr(mixture)
     assert "until" not in mixture.epoch_text

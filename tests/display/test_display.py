@@ -103,10 +103,8 @@ def pipeline(dataset):
 
 def test_a_dataset_shows_its_size_and_samples_from_all_of_it(dataset):
     page = parse(dataset)
-    assert "12" in page.words
-    assert "2 of 5 to 7 samples" in page.words
-    assert len(page.images()) == 6
-    assert [n for n in range(12) if f"caption {n} " in page.words] == [1, 3, 5, 7, 9, 11]
+    assert repr(dataset) in page.words
+    assert [n for n in range(12) if f"caption {n} " in page.words] == list(range(12))
 
 
 def test_a_sample_is_a_dict_that_shows_itself_in_one_line(dataset, pipeline):
@@ -216,7 +214,7 @@ def test_an_unreadable_shard_is_said_not_raised(dataset, tmp_path):
 
 
 def test_nothing_is_read_to_show_a_corpus_of_long_videos(dataset, monkeypatch):
-    monkeypatch.setattr("mmstream.display.overviews.MAX_PREVIEW_BYTES", 10)
+    monkeypatch.setattr("mmstream.display.samples.MAX_PREVIEW_BYTES", 10)
     dataset = watched(dataset)
     assert parse(dataset).images() == []
     assert dataset.store.ranges == []
@@ -338,8 +336,6 @@ def test_what_cannot_be_shown_is_refused():
     for value in (3, {"a": 1}, "text", [3]):
         with pytest.raises(mm.ConfigError, match="show: "):
             mm.show(value)
-    with pytest.raises(mm.ConfigError, match="sample_rate=0: give a whole number from 1 up"):
-        mm.show({"__key__": "a"}, sample_rate=0)
 
 
 def test_recordings_are_embedded_where_browsers_play_them_and_they_are_not_large():
