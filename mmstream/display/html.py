@@ -1,6 +1,6 @@
 """Pages and cells of notebooks: jinja2 templates that escape every value, and one stylesheet.
 
-    samples.py, overviews.py, packs.py, statistics.py -> html.py -> templates/
+    samples.py, packs.py, statistics.py -> html.py -> templates/
 
 The data may come from strangers. Autoescaping is always on, long values are cut, and characters
 that nobody would see are shown by their numbers. The HTML refers to no other file and to no network
