@@ -129,9 +129,9 @@ class Pipeline:
             filters, prompts, choices, other names. Fields are bytes, and ``json`` is parsed. A
             filter here costs no decoding. Random draws: of torch, numpy and random, or from
             `mm.sample_rng` (docs: augmentations).
-        zero_copy: True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is
-            not parsed. For local shards that nobody truncates meanwhile, without decoders and
-            without workers.
+        zero_copy: True: fields are memoryviews of what was read, which stays in memory as long as
+            one of them. Nothing is copied and ``json`` is not parsed. Without decoders and without
+            workers.
         transforms: Functions from sample to sample, run after decoding, in the thread that asks for
             a batch or the main thread of a worker, in the order of rows. Random draws as above.
         collate: Function from the samples of a rank to a batch, such as `mm.processor_collate`
@@ -342,7 +342,7 @@ class PipelineRunner:
     ) -> None:
         self._progress = progress or Progress()
         memory = memory or BatchMemory()
-        dataset, order, zero_copy = pipeline.dataset, pipeline.order, pipeline.zero_copy
+        dataset, order = pipeline.dataset, pipeline.order
         # Decoders leave the interpreter free; code that only parses would wait for it.
         in_background = num_threads > 1 and pipeline.decode is not None
         is_viewed = _fields_viewed_by(pipeline, is_sent=memory.shared)
@@ -350,7 +350,6 @@ class PipelineRunner:
             Reader(
                 dataset,
                 order,
-                zero_copy=zero_copy,
                 is_viewed=is_viewed,
                 in_background=in_background,
                 large_files=large_files_of(pipeline),
@@ -360,8 +359,8 @@ class PipelineRunner:
                 dataset,
                 order,
                 connection,
-                zero_copy=zero_copy,
                 is_viewed=is_viewed,
+                keeps_views=pipeline.zero_copy,
                 large_files=large_files_of(pipeline),
                 asks_ahead=not memory.shared,  # workers work side by side
             )
@@ -575,6 +574,8 @@ def _fields_viewed_by(pipeline: Pipeline, *, is_sent: bool) -> Callable[[str], b
         pipeline: what runs.
         is_sent: a batch is copied to another process as soon as it is made.
     """
+    if pipeline.zero_copy:
+        return _is_any
     if _is_raw(pipeline):
         return _is_no_json if is_sent else None
     if pipeline.decode is None or pipeline.before:
@@ -586,6 +587,10 @@ def _is_raw(pipeline: Pipeline) -> bool:
     """Tell whether nothing is made of raw samples, neither here nor by a function of the user."""
     is_raw = pipeline.decode is None and not pipeline.before and not pipeline.transforms
     return is_raw and pipeline.collate is collate
+
+
+def _is_any(_field: str) -> bool:
+    return True
 
 
 def _is_no_json(field: str) -> bool:
@@ -808,7 +813,7 @@ class RawStream(IterableDataset[Sample]):
         rows = rows_of_rank(self._order.global_batch_size, world, "balanced")
         worker = get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        with closing(Reader(self._source, self._order, takes_epoch=True)) as reader:
+        with closing(Reader(self._source, self._order, in_background=True)) as reader:
             for step in range(first, self._order.steps_per_epoch, stride):
                 lineage, outcomes, _ = reader.step(Job(self._epoch, step, *rows, stride))
                 for ref, outcome, valid in zip(

@@ -217,7 +217,7 @@ class Baker:
 
     @cached_property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self.dataset, zero_copy=False)
+        return Fetcher(self.dataset)
 
     def _check_draws(
         self,

@@ -11,7 +11,6 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from mmap import mmap
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +25,6 @@ from mmstream.storage import (
     ObjectStat,
     ReplacedError,
     Store,
-    map_file,
     require_known,
 )
 from mmstream.storage.store import CHANGING
@@ -250,15 +248,20 @@ class ShardReader:
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def parse(
-        self, data: bytes | memoryview, shard: int, index: int, *, zero_copy: bool = False
+        self,
+        data: bytes | memoryview,
+        shard: int,
+        index: int,
+        *,
+        is_viewed: Callable[[str], bool] | None = None,
     ) -> Sample:
-        """Return the sample in a byte range of a shard.
+        """Return the sample in a byte range of a shard; `is_viewed` as for `parse_sample`.
 
         Raises:
             SampleError: the bytes are no sample; names its address.
         """
         linked = partial(self.linked, shard, index)
-        make = partial(parse_sample, data, zero_copy=zero_copy, linked=linked)
+        make = partial(parse_sample, data, is_viewed=is_viewed, linked=linked)
         return self._made(make, shard, index)
 
     def assemble(
@@ -448,44 +451,6 @@ class ShardReader:
                 raise self.explain(error, shard, 0) from error
             self.known[name] = stat
             self._accepted.add(name)  # that process has warned
-
-    def map(self, shard: int, earlier: mmap | None = None) -> mmap | None:
-        """Return a shard's file as a map of its bytes.
-
-        Args:
-            shard: position of the shard in the manifest.
-            earlier: the map of an earlier call. It is returned again if the file is still the same.
-
-        Returns:
-            The map, or None where the shard is no file of this machine, is empty, or was replaced.
-            `read_ranges` then reads it, or says why it cannot.
-        """
-        name = self.name_of(shard)
-        path = self.store.local_path(name)
-        if path is None:
-            return None
-        try:
-            if earlier is None:
-                return map_file(path, name, self.known)
-            require_known(path, name, self.store.stat(name), self.known)
-        except OSError:
-            return None
-        return earlier
-
-    def known_stat(self, shard: int) -> ObjectStat | None:
-        """Return the size and version of a shard as it was opened; None: it was not read yet."""
-        return self.known.get(self.name_of(shard))
-
-    def change_since(self, shard: int, stat: ObjectStat) -> ShardError | None:
-        """Return the error of a shard whose file is not that of `stat` any more, or None."""
-        name = self.name_of(shard)
-        try:
-            require_known(self.url_of(shard), name, self.store.stat(name), {name: stat})
-        except ReplacedError as error:
-            return cast(ShardError, self.explain(error, shard, 0))
-        except OSError:
-            return None  # it was removed: what is mapped stays as it was
-        return None
 
 
 def _replaced(error: ReplacedError) -> str:

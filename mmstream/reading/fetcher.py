@@ -1,8 +1,8 @@
 """From (shard, index) pairs to raw samples, in few and long ranges.
 
 Samples that lie close together come in one range. Each range of a remote shard is a request, and
-all requests of a call travel side by side. Local ranges are read one after the other. With
-`zero_copy`, local shards are mapped instead of read. `HeldSamples` makes samples of the bytes.
+all requests of a call travel side by side. Local ranges are read one after the other. `HeldSamples`
+makes samples of the bytes.
 
 A call may ask for samples of hundreds of shards, one or two of each. So samples and ranges are
 columns, one entry per sample or range, and little is done for each of them.
@@ -13,9 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from mmap import MADV_WILLNEED, PAGESIZE, mmap
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +33,11 @@ from mmstream.reading.large_samples import (
     first_bytes,
 )
 from mmstream.reading.step import Outcome
-from mmstream.storage import Access, NotAFileError, ObjectStat, ReplacedError
+from mmstream.storage import Access, NotAFileError, ReplacedError
 from mmstream.types import IntArray, SampleRef
 
 MAX_BUFFER_BYTES = 32 * 1024 * 1024
-"""Bytes of local ranges that are read before samples are made of them. Fewer are not faster: the
-headers of many samples are parsed together."""
-
-MAX_MAPS = 512
-"""Shards mapped at a time: each is an open file, and a process may often have 1,024."""
+"""Bytes of local ranges that are read together."""
 
 OF_THE_WHOLE_SHARD = (FileNotFoundError, NotAFileError, ReplacedError)
 """Errors of a range that all other ranges of its shard would meet too."""
@@ -70,8 +64,7 @@ class Fetcher:
 
     Args:
         source: what they belong to.
-        zero_copy: fields are views, and local shards are mapped.
-        is_viewed: tells which fields are views of what was read, without `zero_copy`. None: none.
+        is_viewed: tells which fields are views of what was read. None: none.
         large_files: which files are read by ranges. None: all samples are read whole.
     """
 
@@ -79,16 +72,12 @@ class Fetcher:
         self,
         source: ShardSource,
         *,
-        zero_copy: bool = False,
         is_viewed: Callable[[str], bool] | None = None,
         large_files: LargeFiles | None = None,
     ) -> None:
         self._source = source
-        self._zero_copy = zero_copy
-        self._is_viewed = _is_any if zero_copy else is_viewed
+        self._is_viewed = is_viewed
         self._large_files = large_files
-        self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
-        self._kept_maps: dict[int, mmap] = {}  # for the next calls, the latest last
         self._num_bytes = 0
         self._num_requests = 0
         self._num_wrong_reads = 0
@@ -124,7 +113,7 @@ class Fetcher:
 
         Args:
             refs: which samples.
-            past_caches: read anew what this machine may hold of the shards, mapped files too.
+            past_caches: read anew what this machine may hold of the shards.
 
         Raises:
             StorageError: storage failed after retries.
@@ -133,15 +122,11 @@ class Fetcher:
         held = self.new_held(shards.size, past_caches=past_caches)
         samples = self._locate(shards, indexes, held)
         ranges = self._ranges(samples)
-        num_bytes, num_requests = int((ranges.stop - ranges.start).sum()), ranges.first.size
         if past_caches:
             self._drop_caches(ranges)
-        elif self._zero_copy:
-            samples = self._map(samples, ranges, held)
-            ranges = self._ranges(samples)
         for numbers in self._read_together(ranges):
             self._read(samples, ranges, numbers, held)
-        self._count_reads(num_bytes, num_requests)
+        self._count_reads(int((ranges.stop - ranges.start).sum()), ranges.first.size)
         self.count_wrong_reads(held.num_wrong)
         return held
 
@@ -296,50 +281,6 @@ class Fetcher:
             name = location.dataset.name_of(location.shard)
             location.dataset.store.drop_cache(name, start, stop)
 
-    def _map(self, samples: SampleTable, ranges: _Ranges, held: HeldSamples) -> SampleTable:
-        """Hold views of samples whose files can be mapped; return the others, which are read."""
-        maps: list[mmap] = []
-        stats: dict[int, ObjectStat] = {}
-        map_of_sample = np.full(samples.shard.size, -1)
-        for first, end in _groups(samples.shard):
-            shard = int(samples.shard[first])
-            file_map = self._file_map(shard)
-            if file_map is None or len(file_map) < samples.stop[end - 1]:
-                continue  # it is read, be it only for the error
-            location = self._source.locate(shard)
-            stat = location.dataset.shards.known_stat(location.shard)
-            if stat is not None:
-                stats[shard] = stat
-            map_of_sample[first:end] = len(maps)
-            maps.append(file_map)
-        for number, start, stop in zip(
-            map_of_sample[ranges.first].tolist(),
-            ranges.start.tolist(),
-            ranges.stop.tolist(),
-            strict=True,
-        ):
-            if number >= 0:  # all ranges come in at once
-                page = start // PAGESIZE * PAGESIZE
-                maps[number].madvise(MADV_WILLNEED, page, stop - page)
-        is_mapped = map_of_sample >= 0
-        starts = np.zeros(len(maps), dtype=np.int64)
-        held.put(samples.select(is_mapped), maps, starts, map_of_sample[is_mapped], stats)
-        return samples.select(~is_mapped)
-
-    def _file_map(self, shard: int) -> mmap | None:
-        """Return a shard's file as a map. None: it must be read."""
-        location = self._source.locate(shard)
-        with self._lock:
-            file_map = self._maps.get(shard)
-            if file_map is None and len(self._maps) >= MAX_MAPS and self._kept_maps:
-                del self._kept_maps[next(iter(self._kept_maps))]
-            if file_map is not None or len(self._maps) < MAX_MAPS:
-                file_map = location.dataset.shards.map(location.shard, file_map)
-            self._kept_maps.pop(shard, None)
-            if file_map is not None:
-                self._maps[shard] = self._kept_maps[shard] = file_map
-        return file_map
-
     def _hold_error(self, samples: SampleTable, error: OSError, held: HeldSamples) -> None:
         """Hold why a range could not be read; or its samples, where they can be had alone."""
         num_samples = samples.position.size
@@ -358,10 +299,6 @@ class Fetcher:
                 self._hold_error(one_sample, data, held)
             else:
                 held.put(one_sample, [data], one_sample.start, np.zeros(1, dtype=np.int64))
-
-
-def _is_any(_field: str) -> bool:
-    return True
 
 
 def _groups(values: IntArray) -> list[tuple[int, int]]:

@@ -1,7 +1,6 @@
 """The raw samples of steps, read by this process or by the reader process of its rank.
 
-In: jobs, the steps that this process delivers. Out: the raw samples of each step. A few steps are
-read at once; a whole epoch of an object store is read window by window.
+In: jobs, the steps that this process delivers. Out: the raw samples of each step.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import Fetcher, SampleLookup
 from mmstream.reading.held import HeldSamples, SampleTable
@@ -31,207 +30,11 @@ from mmstream.reading.step import (
 from mmstream.storage.transfers import TransferCounts
 from mmstream.types import IntArray, SampleRef
 
-# -- a few steps at once, as late as possible ------------------------------------------------------
-#
-# The system's page cache is the shuffle buffer here. So no window is held in this process, and it
-# makes no difference that the workers of a rank share windows. Some steps are read together, a
-# *block*: samples that lie close together share a read, and files are opened once for several
-# steps.
-
-READ_BYTES = 32 << 20
-"""Bytes of a block that is read into memory. It has at least one step, however large that is."""
-
-MAPPED_BYTES = 128 << 20
-"""Bytes of a block whose samples are views of mapped files: these take no memory of their own."""
-
-READ_STEPS = 4
-"""Steps of such a block, at most: files are watched for changes once a block."""
-
-MAPPED_STEPS = 64
-"""Steps of a block of such views, at most. Their files are compared again at each step. With 4
-steps, samples of 20 kB in batches of 64 cost twice as much as with 24."""
-
-MAX_STEPS_OF_NEXT_EPOCH = 4
-"""Steps of a block that begins an epoch, at most: it is read ahead, and the run may end before."""
-
-
-class _Block(NamedTuple):
-    """Steps that are read together."""
-
-    jobs: list[Job]
-    starts: list[int]
-    """Number of the first sample of each job, and of all samples."""
-    held: HeldSamples
-
-
-class BlockReads:
-    """Reads steps, a block of them at once.
-
-    Args:
-        order: which samples, and when.
-        fetcher: reads them.
-        zero_copy: samples are views of mapped files.
-        in_background: read the next block in a thread. It helps where decoding leaves the
-            interpreter free; else it only disturbs.
-    """
-
-    def __init__(
-        self, order: AnyOrder, fetcher: Fetcher, *, zero_copy: bool, in_background: bool
-    ) -> None:
-        self._order = order
-        self._max_bytes = MAPPED_BYTES if zero_copy else READ_BYTES
-        self._max_steps = MAPPED_STEPS if zero_copy else READ_STEPS
-        self._fetcher = fetcher
-        self._block = _Block([], [0], fetcher.fetch([]))
-        self._untaken: set[Job] = set()
-        self._next: tuple[Job, Future[_Block]] | None = None
-        self._pool = (
-            ThreadPoolExecutor(1, thread_name_prefix="mmstream-read") if in_background else None
-        )
-
-    def take(self, job: Job) -> list[Outcome]:
-        """Return the samples of a job, in the order of rows.
-
-        Raises:
-            StorageError: storage failed after retries.
-        """
-        if job not in self._untaken:  # samples can be taken once; after a jump back, read again
-            self._begin_block(job)
-        self._untaken.remove(job)
-        number = self._block.jobs.index(job)
-        first, stop = self._block.starts[number : number + 2]
-        return self._block.held.take_all(first, stop)
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _begin_block(self, job: Job) -> None:
-        """Read the block of a job, or take it where it was read ahead."""
-        follows = bool(self._block.jobs) and job == self._later(self._block.jobs[-1])
-        reads, self._next = self._next, None
-        if reads is not None and reads[0] == job:
-            self._block = reads[1].result()
-        else:
-            num_steps = self._num_steps() if follows else 1
-            self._block = self._read(self._jobs(job, num_steps))
-        self._untaken = set(self._block.jobs)
-        next_job = self._later(self._block.jobs[-1])
-        if self._pool is not None:
-            next_jobs = self._jobs(next_job, self._num_steps())
-            self._next = next_job, self._pool.submit(self._read, next_jobs)
-
-    def _num_steps(self) -> int:
-        """Return how many steps a block has, by the bytes of the present one."""
-        bytes_per_step = max(1, self._block.held.num_bytes // len(self._block.jobs))
-        return max(1, min(self._max_steps, self._max_bytes // bytes_per_step))
-
-    def _later(self, job: Job, turns: int = 1) -> Job:
-        return later_job(job, turns, self._order.steps_per_epoch)
-
-    def _jobs(self, first: Job, num_steps: int) -> list[Job]:
-        if self._later(first, -1).epoch < first.epoch:
-            num_steps = min(num_steps, MAX_STEPS_OF_NEXT_EPOCH)
-        jobs = (self._later(first, turns) for turns in range(num_steps))
-        return [job for job in jobs if job.epoch == first.epoch]
-
-    def _read(self, jobs: Sequence[Job]) -> _Block:
-        """Read the samples of some steps."""
-        refs = [refs_of(self._order, job) for job in jobs]
-        starts = [0, *accumulate(map(len, refs))]
-        return _Block(list(jobs), starts, self._fetcher.fetch(np.concatenate(refs)))
-
-
-# -- object stores that this process reads itself --------------------------------------------------
-#
-# Loaders have a reader process for them. `Pipeline.as_webdataset` has none. It takes an epoch from
-# a step on, and its windows (shuffle buffers) are read as a whole, in merged ranges, because each
-# range is a request. Only raw bytes are held, and only until their step.
-
-NUM_THREADS = 4
-"""Windows that are read side by side."""
-
-STEPS_AHEAD = 2
-"""Steps of this process whose windows are read before they are asked for."""
-
-Delivery: TypeAlias = tuple[IntArray, HeldSamples]
-"""Slots of a window's samples, rising, and the samples in that order. Slot = step * G + row."""
-
-
-class WindowReads:
-    """Reads whole windows in threads, some steps before they are needed. Rows are no packs.
-
-    The first step reads only its own samples, so it need not wait for its windows.
-    """
-
-    def __init__(self, order: AnyOrder, fetcher: Fetcher) -> None:
-        self._order, self._fetcher = order, fetcher
-        self._deliveries: dict[int, Future[Delivery]] = {}  # by number of the window
-        self._has_begun = False
-        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-read")
-
-    def take(self, job: Job) -> list[Outcome]:
-        """Return the samples of a job, in the order of rows. Jobs follow one another in an epoch.
-
-        Raises:
-            StorageError: storage failed after retries.
-        """
-        for turn in range(0 if self._has_begun else 1, STEPS_AHEAD + 1):
-            self._read_windows(job._replace(step=job.step + turn * job.stride))
-        if not self._has_begun:
-            self._has_begun = True
-            refs = refs_of(self._order, job)
-            return self._fetcher.fetch(refs).take_all(0, len(refs))
-        num_rows = self._order.global_batch_size
-        rows = rows_of_job(self._order, job)
-        first_slot, end_slot = (job.step * num_rows + row for row in rows)
-        outcomes: dict[int, Outcome] = {}
-        for number in self._windows(job):
-            slots, held = self._deliveries[number].result()
-            begin, end = slots.searchsorted((first_slot, end_slot)).tolist()
-            outcomes.update(zip(slots[begin:end].tolist(), held.take_all(begin, end), strict=True))
-            if end == slots.size:
-                del self._deliveries[number]
-        return [outcomes[slot] for slot in sorted(outcomes)]
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _windows(self, job: Job) -> list[int]:
-        """Return the numbers of the windows that the rows of a job are drawn from."""
-        if job.step >= self._order.steps_per_epoch:
-            return []
-        numbers = self._order.windows(job.epoch, job.step, rows_of_job(self._order, job))
-        return sorted(set(numbers.tolist()))
-
-    def _read_windows(self, job: Job) -> None:
-        """Start reading what the windows of a job deliver to this process from it on."""
-        for number in self._windows(job):
-            if number not in self._deliveries:
-                self._deliveries[number] = self._pool.submit(self._deliver, job, number)
-
-    def _deliver(self, job: Job, number: int) -> Delivery:
-        window = self._order.window(job.epoch, number)
-        steps_later = window.step - job.step
-        start, stop = rows_of_job(self._order, job)  # of each step of the window
-        is_wanted = (window.row >= start) & (window.row < stop)
-        is_wanted &= (steps_later >= 0) & (steps_later % job.stride == 0)
-        steps, rows, shards, indexes = (column[is_wanted] for column in window)
-        slots = steps * self._order.global_batch_size + rows
-        by_slot = np.argsort(slots)
-        refs = np.column_stack((shards, indexes))[by_slot]
-        return slots[by_slot], self._fetcher.fetch(refs)
-
 
 def refs_of(order: AnyOrder, job: Job) -> IntArray:
     """Return the shard and the index of each sample of a job, int64 [n, 2]."""
     shards, indexes, _ = order.refs(job.epoch, job.step, rows_of_job(order, job))
     return np.column_stack((shards, indexes))
-
-
-# -- readers ---------------------------------------------------------------------------------------
 
 
 def raw_step(
@@ -274,19 +77,41 @@ def raw_step(
     return RawStep(lineage, samples, None if packed is None else packed.num_tokens.tolist())
 
 
+# -- steps that this process reads itself ----------------------------------------------------------
+#
+# The system's page cache is the shuffle buffer here. So no window is held in this process, and it
+# makes no difference that the workers of a rank share windows. Some steps are read together, a
+# *block*: samples that lie close together share a read, and files are opened once for several
+# steps.
+
+BLOCK_BYTES = 32 << 20
+"""Bytes of a block. It has at least one step, however large that is."""
+
+BLOCK_STEPS = 4
+"""Steps of a block, at most: files are watched for changes once a block."""
+
+
+class _Block(NamedTuple):
+    """Steps that are read together."""
+
+    jobs: list[Job]
+    starts: list[int]
+    """Number of the first sample of each job, and of all samples."""
+    held: HeldSamples
+
+
 class Reader:
-    """Reads steps. Belongs to one process; may hold threads.
+    """Reads steps. Belongs to one process; may hold a thread.
 
     Args:
         source: what to read.
         order: which samples, and when.
-        zero_copy: fields are memoryviews, not bytes of their own. Local shards are mapped; other
-            ranges stay in memory until their last view is gone.
-        is_viewed: tells which fields are views of what was read, without `zero_copy`. None: none.
-        in_background: read in a thread, while the caller does other things.
+        is_viewed: tells which fields are views of what was read, not bytes of their own. None:
+            none.
+        in_background: read the next block in a thread. It helps where decoding leaves the
+            interpreter free, and where reads are requests; else it only disturbs.
         large_files: which files are read by ranges, when they are decoded. None: all samples are
             read whole.
-        takes_epoch: steps of one epoch are asked for one after the other, to its end.
 
     Attributes:
         lookup: reads single samples, with the same connections. Its fetcher counts all reads.
@@ -297,25 +122,19 @@ class Reader:
         source: ShardSource,
         order: AnyOrder,
         *,
-        zero_copy: bool = False,
         is_viewed: Callable[[str], bool] | None = None,
         in_background: bool = False,
         large_files: LargeFiles | None = None,
-        takes_epoch: bool = False,
     ) -> None:
         self._order = order
-        self._fetcher = Fetcher(
-            source, zero_copy=zero_copy, is_viewed=is_viewed, large_files=large_files
-        )
+        self._fetcher = Fetcher(source, is_viewed=is_viewed, large_files=large_files)
         self.lookup = SampleLookup(source, order, self._fetcher)
-        self._reads: BlockReads | WindowReads
-        is_concurrent = any(dataset.store.access.concurrent for dataset in datasets_of(source))
-        if takes_epoch and is_concurrent:
-            self._reads = WindowReads(order, self._fetcher)
-        else:
-            self._reads = BlockReads(
-                order, self._fetcher, zero_copy=zero_copy, in_background=in_background
-            )
+        self._block = _Block([], [0], self._fetcher.fetch([]))
+        self._untaken: set[Job] = set()
+        self._next: tuple[Job, Future[_Block]] | None = None
+        self._pool = (
+            ThreadPoolExecutor(1, thread_name_prefix="mmstream-read") if in_background else None
+        )
 
     def step(self, job: Job) -> RawStep:
         """Return the raw samples of a job, in the order of rows.
@@ -323,7 +142,7 @@ class Reader:
         Raises:
             StorageError: storage failed after retries; this is never turned into a bad sample.
         """
-        samples = self._reads.take(job)
+        samples = self._take(job)
         rows = rows_of_job(self._order, job)
         shards, indexes, valid = (
             column.tolist() for column in self._order.refs(job.epoch, job.step, rows)
@@ -334,7 +153,50 @@ class Reader:
 
     def close(self) -> None:
         """Stop reading ahead."""
-        self._reads.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, job: Job) -> list[Outcome]:
+        """Return the samples of a job, in the order of rows."""
+        if job not in self._untaken:  # samples can be taken once; after a jump back, read again
+            self._begin_block(job)
+        self._untaken.remove(job)
+        number = self._block.jobs.index(job)
+        first, stop = self._block.starts[number : number + 2]
+        return self._block.held.take_all(first, stop)
+
+    def _begin_block(self, job: Job) -> None:
+        """Read the block of a job, or take it where it was read ahead."""
+        follows = bool(self._block.jobs) and job == self._later(self._block.jobs[-1])
+        reads, self._next = self._next, None
+        if reads is not None and reads[0] == job:
+            self._block = reads[1].result()
+        else:
+            num_steps = self._num_steps() if follows else 1
+            self._block = self._read(self._jobs(job, num_steps))
+        self._untaken = set(self._block.jobs)
+        next_job = self._later(self._block.jobs[-1])
+        if self._pool is not None:
+            next_jobs = self._jobs(next_job, self._num_steps())
+            self._next = next_job, self._pool.submit(self._read, next_jobs)
+
+    def _num_steps(self) -> int:
+        """Return how many steps a block has, by the bytes of the present one."""
+        bytes_per_step = max(1, self._block.held.num_bytes // len(self._block.jobs))
+        return max(1, min(BLOCK_STEPS, BLOCK_BYTES // bytes_per_step))
+
+    def _later(self, job: Job, turns: int = 1) -> Job:
+        return later_job(job, turns, self._order.steps_per_epoch)
+
+    def _jobs(self, first: Job, num_steps: int) -> list[Job]:
+        jobs = (self._later(first, turns) for turns in range(num_steps))
+        return [job for job in jobs if job.epoch == first.epoch]
+
+    def _read(self, jobs: Sequence[Job]) -> _Block:
+        """Read the samples of some steps."""
+        refs = [refs_of(self._order, job) for job in jobs]
+        starts = [0, *accumulate(map(len, refs))]
+        return _Block(list(jobs), starts, self._fetcher.fetch(np.concatenate(refs)))
 
 
 # -- steps from the reader process -----------------------------------------------------------------
@@ -355,9 +217,9 @@ class StepReader:
         source: what is read.
         order: which samples, and when.
         connection: to the reader process.
-        zero_copy: fields are memoryviews, not bytes of their own.
-        is_viewed: tells which fields are views without `zero_copy`. They hold until the next step.
-            None: none.
+        is_viewed: tells which fields are views of what was read, not bytes of their own. None:
+            none.
+        keeps_views: views stay valid; else they hold until the next step.
         large_files: which files are read by ranges: this process reads them itself, when they are
             decoded. None: all come with their step.
         asks_ahead: ask for the next steps before the samples of one are made, so that the reader
@@ -373,15 +235,13 @@ class StepReader:
         order: AnyOrder,
         connection: StepConnection,
         *,
-        zero_copy: bool = False,
         is_viewed: Callable[[str], bool] | None = None,
+        keeps_views: bool = False,
         large_files: LargeFiles | None = None,
         asks_ahead: bool = False,
     ) -> None:
-        self._source, self._order, self._zero_copy = source, order, zero_copy
-        self._fetcher = Fetcher(
-            source, zero_copy=zero_copy, is_viewed=is_viewed, large_files=large_files
-        )
+        self._source, self._order, self._keeps_views = source, order, keeps_views
+        self._fetcher = Fetcher(source, is_viewed=is_viewed, large_files=large_files)
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._connection = connection
         self._asks_ahead = asks_ahead
@@ -432,7 +292,7 @@ class StepReader:
         for seat, error in header.errors.items():
             held.put_error(np.array([seat]), error)
         starts, stops = header.starts, header.stops
-        if self._zero_copy:  # views outlive the step
+        if self._keeps_views:
             bounds = zip(starts.tolist(), stops.tolist(), strict=True)
             data = memoryview(b"".join([data[start:stop] for start, stop in bounds]))
             sizes = stops - starts

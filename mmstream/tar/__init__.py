@@ -2,7 +2,6 @@
 
 header.py   one header -> what a member is, and where the next one starts
 samples.py  members -> samples, by the naming rules of WebDataset
-scan.py     the headers of hundreds of plain samples at once, as arrays
 writer.py   samples -> a deterministic tar
 lazy_bytes.py  large files of samples, read by ranges
 """

@@ -257,7 +257,7 @@ def parse_sample(
     data: bytes | memoryview,
     url: str,
     *,
-    zero_copy: bool = False,
+    is_viewed: Callable[[str], bool] | None = None,
     linked: Callable[[str, int], bytes] = _no_links,
     is_baked: bool = False,
 ) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def parse_sample(
     Args:
         data: The bytes from the first header of the sample to that of the next one.
         url: Of the shard.
-        zero_copy: Fields are memoryviews of `data`, not copies.
+        is_viewed: Tells which fields are memoryviews of `data`, not copies. None: none.
         is_baked: ``mmstream bake`` wrote the dataset, so its samples may say why it refused them.
         linked: Returns the bytes that a link stands for, by its field and where it starts in
             `data`.
@@ -286,7 +286,7 @@ def parse_sample(
         if size == LINK:
             return linked(field, start)
         payload = view[start : start + size]
-        return payload if zero_copy else bytes(payload)
+        return payload if is_viewed is not None and is_viewed(field) else bytes(payload)
 
     return sample_of(_files(view), url, value_of, is_baked=is_baked)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import mmstream as mm
-from mmstream.reading.reader import STEPS_AHEAD, Reader
-from mmstream.reading.step import Job
 from tests.helpers.bad_corpus import (
     bad_json,
     make_pipeline,
@@ -170,31 +167,6 @@ def test_a_resume_reads_only_what_is_left(lanes, start):
     pipeline = reads_no_gaps(make_pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50))
     rest = run(pipeline, 2, 2, range(start, 64))
     assert rest.num_bytes == payload(pipeline) * (64 - start) // 64
-
-
-def held(reader: Reader) -> int:
-    """Raw samples that a reader has in memory or under way."""
-    return sum(len(future.result()[1]) for future in reader._reads._deliveries.values())
-
-
-@pytest.mark.parametrize("window", [16, 64])
-def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_path, window):
-    pipeline, _ = watched_pipeline(
-        make_pipeline(
-            write_tiny(tmp_path, [1500, 548]), global_batch_size=8, grid=(4, 2), window=window
-        ),
-        concurrent=True,
-    )
-    ahead = 8 * (STEPS_AHEAD + 1)
-    with closing(Reader(pipeline.dataset, pipeline.order, takes_epoch=True)) as reader:
-        most = []
-        for step in range(pipeline.order.steps_per_epoch):
-            reader.step(Job(0, step, 0, 8))
-            most.append(held(reader))
-            assert len(reader._reads._deliveries) <= 2 * 8 + 1 + ahead
-        assert most[-1] == 0
-    assert max(most) <= window * 8 + ahead
-    assert sum(most) / len(most) <= window * 8 * 0.7 + ahead
 
 
 def test_two_loaders_of_one_pipeline_do_not_disturb_each_other(corpus):

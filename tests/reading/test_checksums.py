@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from mmstream.dataset.shard_indexes import MAX_INDEX_READS
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.process import needs_reader_process
-from mmstream.storage import local
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import BitFlips, watched, watched_pipeline
@@ -80,8 +78,8 @@ VIEWS = {"zero_copy": True}
     ("settings", "num_workers", "access"),
     [
         *((settings, workers, {}) for settings in ({}, DECODED) for workers in (0, 2)),
-        pytest.param(VIEWS, 0, {"maps_files": False}, id="views of ranges"),
-        pytest.param(VIEWS, 0, {"maps_files": False, "concurrent": True}, id="of remote ones"),
+        pytest.param(VIEWS, 0, {}, id="views of ranges"),
+        pytest.param(VIEWS, 0, {"concurrent": True}, id="of remote ones"),
     ],
 )
 def test_one_flipped_bit_in_a_fifth_of_reads_changes_no_batch_and_is_counted(
@@ -126,7 +124,7 @@ def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder,
     wanted = np.random.default_rng(seed).permutation(40)[:20]
     flips = BitFlips(tmp_path / "flips", rate=1.0)
     flipped = watched(dataset, lambda name, *read: flips(name, *read) if is_tar(name) else read[1])
-    fetcher = Fetcher(flipped, zero_copy=False)
+    fetcher = Fetcher(flipped)
     held = fetcher.fetch([(3, index) for index in wanted])
     bounds = offsets(folder, 3)
     hit = {
@@ -144,26 +142,6 @@ def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder,
 
 def is_tar(name: str) -> bool:
     return name.endswith(".tar")
-
-
-def test_a_map_that_shows_other_bytes_is_passed_by(folder, monkeypatch):
-    pipeline = make_pipeline(folder, zero_copy=True)
-    calm = list(epoch(mm.Loader(pipeline)))
-    sizes = {(Path(folder) / info.name).stat().st_size for info in pipeline.dataset.manifest.shards}
-
-    def damaged(file: int, *_: Any, **__: Any) -> mmap.mmap:
-        """What a bad page of the page cache would be."""
-        data = bytearray(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
-        assert len(data) in sizes
-        data[700] ^= 1
-        copy = mmap.mmap(-1, len(data))
-        copy.write(data)
-        return copy
-
-    monkeypatch.setattr(local, "mmap", damaged)
-    loader = mm.Loader(replace(pipeline, dataset=mm.open_dataset(folder)))
-    assert_same(list(epoch(loader)), calm)
-    assert loader.stats.num_wrong_reads == 4  # the first sample of each shard that has any
 
 
 def test_a_damaged_sample_is_a_bad_sample_and_the_rest_of_the_epoch_is_untouched(folder):

@@ -42,20 +42,19 @@ def requests_of_tars(store: WatchedStore) -> list[list[tuple[str, int, int]]]:
     return [ranges for ranges in store.range_reads if ranges and ranges[0][0].endswith(".tar")]
 
 
-def fetched(dataset: mm.Dataset, zero_copy: bool) -> list[bytes]:
+def fetched(dataset: mm.Dataset) -> list[bytes]:
     """Fetch all samples at once, the last one first."""
     refs = [(shard, index) for shard, count in enumerate(COUNTS) for index in range(count)][::-1]
-    held = Fetcher(dataset, zero_copy=zero_copy).fetch(refs)
+    held = Fetcher(dataset).fetch(refs)
     return [bytes(held.take(position)["bin"]) for position in range(len(refs))]
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
 def test_local_ranges_are_read_a_buffer_at_a_time(
-    large: mm.Dataset, zero_copy: bool, monkeypatch: pytest.MonkeyPatch
+    large: mm.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "MAX_BUFFER_BYTES", MAX_BUFFER_BYTES)
     dataset = watched(large, maps_files=False)
-    assert fetched(dataset, zero_copy) == [large_sample(n)["bin"] for n in range(sum(COUNTS))][::-1]
+    assert fetched(dataset) == [large_sample(n)["bin"] for n in range(sum(COUNTS))][::-1]
     requests = requests_of_tars(dataset.store)
     assert [[name for name, _, _ in ranges] for ranges in requests] == [
         ["shard-000000.tar", "shard-000001.tar"],
@@ -67,7 +66,7 @@ def test_local_ranges_are_read_a_buffer_at_a_time(
 
 def test_ranges_of_a_concurrent_store_are_read_in_one_request(large: mm.Dataset) -> None:
     dataset = watched(large, concurrent=True, maps_files=False)
-    assert fetched(dataset, zero_copy=False) == fetched(large, zero_copy=False)
+    assert fetched(dataset) == fetched(large)
     (request,) = requests_of_tars(dataset.store)
     assert len(request) == len(COUNTS)
 
@@ -110,17 +109,16 @@ def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):
     dataset = watched(mm.open_dataset(write_tiny(tmp_path, [100])), maps_files=False)
     dataset.shards.offsets(0)
     (tmp_path / dataset.name_of(0)).unlink()
-    held = Fetcher(dataset, zero_copy=False).fetch([(0, index) for index in range(100)])
+    held = Fetcher(dataset).fetch([(0, index) for index in range(100)])
     assert all(isinstance(held.take(position), mm.errors.ShardError) for position in range(100))
     (request,) = requests_of_tars(dataset.store)
     assert len(request) == 1
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_a_step_can_be_taken_again_after_a_jump_back(tmp_path: Path, zero_copy: bool) -> None:
+def test_a_step_can_be_taken_again_after_a_jump_back(tmp_path: Path) -> None:
     dataset = mm.open_dataset(write_corpus(tmp_path, [20, 20]))
     order = dataset.plan_order(global_batch_size=4)
-    with closing(Reader(dataset, order, zero_copy=zero_copy)) as reader:
+    with closing(Reader(dataset, order)) as reader:
         jobs = [Job(0, step, 0, 4) for step in (0, 1, 2, 3, 2, 3, 4, 1)]
         outcomes = [reader.step(job).outcomes for job in jobs]
     assert all(isinstance(sample, dict) for step in outcomes for sample in step)

@@ -326,7 +326,7 @@ def test_damaged_headers_are_errors_as_when_the_sample_is_read_whole(
     position = header + offset
 
     def outcome(large_files: LargeFiles | None) -> object:
-        held = Fetcher(dataset, zero_copy=False, large_files=large_files).fetch([(0, 0)])
+        held = Fetcher(dataset, large_files=large_files).fetch([(0, 0)])
         read = held.take(0)
         if isinstance(read, Exception):
             return type(read), str(read)

@@ -55,14 +55,11 @@ def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
     return batches
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "zero_copy"),
-    [(0, False), (0, True), pytest.param(2, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", [same_size, longer])
-def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers, zero_copy):
+def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers):
     expected = [batch["__key__"] for batch in epochs(small_loader(folder))]
-    loader = small_loader(folder, num_workers, zero_copy=zero_copy)
+    loader = small_loader(folder, num_workers)
     batches = read_until_replaced(loader, lambda: replace(folder, change))
     assert [batch["__key__"] for batch in batches] == expected[: len(batches)]
     assert len(batches) < len(expected)
@@ -82,12 +79,11 @@ def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
         assert len(list(small_loader(folder))) == 20  # a new run has no quarrel with the new shard
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
 @pytest.mark.parametrize("checksums", [False, True])
-def test_a_policy_may_count_its_samples_as_bad(tmp_path, checksums, zero_copy):
+def test_a_policy_may_count_its_samples_as_bad(tmp_path, checksums):
     folder = write_corpus(tmp_path, [40, 40], checksums=checksums)
     policy = mm.BadSamplePolicy(shards=True, max_fraction=1)
-    loader = small_loader(folder, zero_copy=zero_copy, bad_samples=policy)
+    loader = small_loader(folder, bad_samples=policy)
     texts = [
         bytes(text)
         for batch in batches_around(loader, lambda: replace(folder))
@@ -136,39 +132,24 @@ def test_samples_that_are_read_together_are_read_once_more_where_a_range_failed(
         dataset.shards.read_bytes([(0, 0), (0, 1)])
 
 
-def test_a_mapped_shard_written_over_where_it_lies_is_noticed(tmp_path):
+def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path):
     folder = write_corpus(tmp_path, [40, 40])
-    path = Path(folder, SHARD)
-
-    def write_over() -> None:
-        with path.open("r+b") as file:
-            file.write(same_size(path.read_bytes()))
-
-    loader = small_loader(folder, zero_copy=True)
-    held = read_until_replaced(loader, write_over)  # its views keep the map alive
-    assert len(held) < 20
-
-
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_copy):
-    folder = write_corpus(tmp_path, [40, 40])
-    loader = small_loader(folder, zero_copy=zero_copy)
+    loader = small_loader(folder)
     Path(folder, SHARD).unlink()
     os.mkfifo(Path(folder, SHARD))
     with pytest.raises(ShardError, match=rf"{SHARD}: a FIFO; a file is needed"):
         list(loader)
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplog, zero_copy):
+def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplog):
     folder = write_corpus(tmp_path, [40, 40], checksums=True)
     expected = [[*map(bytes, batch["txt"])] for batch in small_loader(folder)]
-    loader, texts = small_loader(folder, zero_copy=zero_copy), []
+    loader, texts = small_loader(folder), []
     for batch in batches_around(loader, lambda: os.utime(tmp_path / SHARD)):
         texts.append([*map(bytes, batch["txt"])])
     assert texts == expected
     assert loader.stats.num_bad == 0
-    loader = small_loader(write_corpus(tmp_path / "plain", [40, 40]), zero_copy=zero_copy)
+    loader = small_loader(write_corpus(tmp_path / "plain", [40, 40]))
     with pytest.raises(ShardError, match=WITHDRAWN):  # it is another one
         list(batches_around(loader, lambda: os.utime(tmp_path / "plain" / SHARD)))
     [warning] = [text for text in caplog.messages if "was replaced" in text]
@@ -210,7 +191,7 @@ def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
     rows.write_text('{"text": "caption"}\n' * 40)
     mm.convert(rows, tmp_path / "shards", progress=False, num_workers=0)
     policy = mm.BadSamplePolicy(quarantine=None, max_consecutive=0, action="raise")
-    loader = small_loader(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
+    loader = small_loader(str(tmp_path / "shards"), window=40, bad_samples=policy)
     batches = iter(loader)
     next(batches)
     [path] = (tmp_path / "shards").glob("*.tar")

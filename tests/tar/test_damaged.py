@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError
+from mmstream.tar.header import BLOCK, plain_file, read_member
 from mmstream.tar.samples import MAX_MEMBERS, iter_members, parse_sample, sample_offsets
 from tests.helpers.foreign_tars import CountingStore, make_tar, read_by_mmstream
 
@@ -231,3 +232,23 @@ def test_the_size_of_an_extension_header_is_checked_before_it_is_read(kind, size
     with pytest.raises(ShardError, match=f"extension header of {size} bytes at byte 0"):
         list(iter_members(read, 1 << 40))
     assert max(reads) <= 512
+
+
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=110)
+
+
+@given(names, st.integers(0, 8**11 - 1), st.sampled_from([b"0", b"\0", b"5", b"L"]),
+       st.none() | st.tuples(st.integers(0, BLOCK - 1), st.integers(1, 255)))  # fmt: skip
+def test_the_quick_look_at_a_header_says_what_the_thorough_one_says(name, size, kind, flip):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")[-BLOCK:])
+    if flip is not None:
+        header[flip[0]] ^= flip[1]
+    quick = plain_file(bytes(header), 0)
+    if quick is not None:
+        member = read_member(lambda start, stop: b"", bytes(header), 0, 1 << 40)
+        assert (member.name, member.size, member.is_file) == (*quick, True)
+        assert member.data_offset == BLOCK
+    elif flip is None and kind == b"0" and len(name.encode()) <= 100:
+        raise AssertionError("a plain header was not seen as one")
