@@ -229,7 +229,6 @@ def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLinea
         num_cut_texts=0 if start else lineage.num_cut_texts,
         num_dropped_parts=0 if start else lineage.num_dropped_parts,
         text_losses=() if start else lineage.text_losses,
-        no_picture="" if start else lineage.no_picture,
         num_bytes=0 if start else lineage.num_bytes,
         num_requests=0 if start else lineage.num_requests,
         transfers=TransferCounts() if start else lineage.transfers,

@@ -36,7 +36,6 @@ from typing import Any, NamedTuple, TypeVar
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.field import IMAGE
 from mmstream.decoding.rows import (
     BatchFields,
     PackedRow,
@@ -435,8 +434,7 @@ def _decoded_step(
         changes: What else the lineage says.
     """
     lineage = _with_losses(step.lineage, samples, is_valid)
-    no_picture = _first_without_picture(samples, is_valid)
-    return DecodedStep(replace(lineage, no_picture=no_picture, **changes), samples)
+    return DecodedStep(replace(lineage, **changes), samples)
 
 
 def _unlike_measured(rows: list[PackedRow]) -> dict[str, Any]:
@@ -451,27 +449,6 @@ def _unlike_measured(rows: list[PackedRow]) -> dict[str, Any]:
         "num_shorter": sum(document.growth < 0 for document in unlike),
         "unlike_measured": f"{address(sample, '')}: {num_tokens:,} tokens, {measured:,} measured",
     }
-
-
-def _first_without_picture(of_rows: Sequence[Sample], valid: list[bool]) -> str:
-    """Return the address of a sample without a picture in a batch where others have one.
-
-    Conversations may have none, so they do not count. "": there is no such sample.
-    """
-    samples = [
-        sample
-        for sample, is_valid in zip(of_rows, valid, strict=True)
-        if is_valid and IMAGE in sample
-    ]
-    empty = [s for s in samples if isinstance(s[IMAGE], list) and not s[IMAGE]]
-    if len(empty) == len(samples):
-        return ""
-    return next((address(sample, "") for sample in empty if not _has_messages(sample)), "")
-
-
-def _has_messages(sample: Sample) -> bool:
-    row = sample.get("json")
-    return isinstance(row, dict) and bool(row.get("messages"))
 
 
 def _with_losses(

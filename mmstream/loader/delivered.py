@@ -43,7 +43,6 @@ class DeliveredCounts:
         self._action = pipeline.bad_samples.action
         self._has_warned_of_filters = False
         self._has_warned_of_fill = False
-        self._has_warned_of_pictures = False
 
     def count(self, batch: Batch) -> None:
         """Count a delivered batch, whose bad samples are counted already."""
@@ -54,7 +53,6 @@ class DeliveredCounts:
         if self._stats.num_samples >= MIN_DOCUMENTS:
             self._warn_of_filters()
         self._count_text_losses(lineage)
-        self._warn_of_missing_pictures(lineage)
 
     def end_epoch(self, epoch: int) -> None:
         """Log what the texts have lost."""
@@ -142,13 +140,3 @@ class DeliveredCounts:
         stats.num_dropped_parts += lineage.num_dropped_parts
         for example in lineage.text_losses if is_new else ():
             logger.warning("%s; others are only counted, see loader.stats", example)
-
-    def _warn_of_missing_pictures(self, lineage: BatchLineage) -> None:
-        if lineage.no_picture and not self._has_warned_of_pictures:
-            self._has_warned_of_pictures = True
-            logger.warning(
-                "%s: no picture, and other rows have one: pair texts and pictures by "
-                'batch["image_row"], or decode pictures by field, Decode({"jpg": ...}), which '
-                "takes no sample without one; no more of these are logged",
-                lineage.no_picture,
-            )

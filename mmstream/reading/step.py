@@ -98,8 +98,6 @@ class BatchLineage:
     """``shard[index] key: `` and the tokens of one of them, and as many as were measured."""
     repeat: int = 1
     """Rows of the batch for each sample, side by side: row r shows ``shown[r // repeat]``."""
-    no_picture: str = ""
-    """``shard[index] key`` of a row without a picture, where other rows have one."""
     num_bytes: int = 0
     """Bytes read from storage since the step before."""
     num_requests: int = 0

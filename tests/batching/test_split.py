@@ -49,7 +49,6 @@ def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[st
             num_cut_texts=3,
             num_dropped_parts=2,
             text_losses=("a text", "another"),
-            no_picture="a key",
             num_bytes=1000,
             num_requests=7,
         ),
@@ -70,7 +69,6 @@ def join(parts: list[Any]) -> Any:
             num_cut_texts=sum(part.num_cut_texts for part in parts),
             num_dropped_parts=sum(part.num_dropped_parts for part in parts),
             text_losses=tuple(dict.fromkeys(loss for part in parts for loss in part.text_losses)),
-            no_picture="".join(part.no_picture for part in parts),
             num_bytes=sum(part.num_bytes for part in parts),
             num_requests=sum(part.num_requests for part in parts),
         )
