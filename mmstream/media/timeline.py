@@ -50,8 +50,6 @@ class Timeline:
         is_counted: Whether frames are known by their number alone. The file does not say which
             packet is shown when. Then `pts` is the time of the frames in the order of display, and
             they must be decoded from the start.
-        position: Where in the file a packet begins, in bytes; below 0 where that is not known.
-            None: FFmpeg finds packets by their times.
         stated_s: The times of the frames in seconds, of a list of frames. None: `pts` has them.
     """
 
@@ -62,7 +60,6 @@ class Timeline:
     time_base: Fraction
     last_duration: int = 0
     is_counted: bool = False
-    position: IntArray | None = None
     stated_s: NDArray[np.float64] | None = None
 
     @cached_property
@@ -123,7 +120,6 @@ def demuxed_timeline(
     deadline: Deadline,
     max_packets: int,
     has_pts: bool = True,
-    has_position: bool = False,
 ) -> Timeline:
     """Read the timeline of a stream from all of its packets.
 
@@ -133,13 +129,12 @@ def demuxed_timeline(
         deadline: When to stop.
         max_packets: Limit on their number.
         has_pts: Whether the container says when a frame is shown. AVI does not.
-        has_position: Whether packets are found again by their positions.
 
     Raises:
         DecodeError: The file has no frame, or too many packets, or its times start anew.
         TimeoutError: It takes too long.
     """
-    all_pts, all_dts, positions = array("q"), array("q"), array("q")  # a quarter of lists' memory
+    all_pts, all_dts = array("q"), array("q")  # a quarter of lists' memory
     is_key, is_shown, has_dts = bytearray(), bytearray(), bytearray()
     is_vp8 = stream.codec_context.name == "vp8"
     last = (-(1 << 63), 0)
@@ -157,8 +152,6 @@ def demuxed_timeline(
         all_pts.append(pts)
         all_dts.append(dts)
         has_dts.append(packet.dts is not None)
-        if has_position:
-            positions.append(-1 if packet.pos is None else packet.pos)
         is_key.append(packet.is_keyframe)
         is_shown.append(not is_hidden)
         if not is_hidden and pts > last[0]:
@@ -176,7 +169,6 @@ def demuxed_timeline(
         np.frombuffer(is_shown, bool).copy(),
         Fraction(stream.time_base),
         last[1],
-        position=np.array(positions, np.int64) if has_position else None,
     )
     if not has_pts and stream.codec_context.has_b_frames:
         return replace(timeline, pts=np.sort(timeline.dts), is_counted=True)

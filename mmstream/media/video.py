@@ -32,9 +32,6 @@ from mmstream.media.types import EncodedMedia, read_range
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""
 
-_SOUGHT_BY_POSITION = "mpegts"
-"""It has no index: FFmpeg would look for a time by reading here and there."""
-
 
 class VideoFile(NamedTuple):
     """What is known of a video before it is decoded."""
@@ -97,9 +94,8 @@ def read_video(
         return VideoFile(table.timeline, stored, table.orientation, fps, table, codec)
     discard_others(container, stream)
     packets = _Packets(container, stream)
-    name = container.format.name
-    has_pts, has_position = name != "avi", name == _SOUGHT_BY_POSITION
-    timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts, has_position)
+    has_pts = container.format.name != "avi"
+    timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts)
     fps = _fps(stream, timeline)
     return VideoFile(timeline, stored, packets.orientation(), fps, None, codec)
 
@@ -143,8 +139,9 @@ class _Packets:
 
 Pixels = NDArray[np.uint8]
 
-_SEEKABLE = ("matroska", "mov", "avi", "flv", "mpegts")
-"""Formats in which packets have the same times after a seek. In others FFmpeg counts some anew."""
+_SEEKABLE = ("matroska", "mov", "avi", "flv")
+"""Formats in which packets have the same times after a seek, and which have an index. In others
+FFmpeg counts some times anew, or looks for a time by reading here and there."""
 MAX_GAP_BYTES = 16 << 10
 """Bytes between two packets that are read rather than skipped: several seconds of sound."""
 _MARK_UNUSED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
@@ -534,12 +531,8 @@ class DemuxedPackets:
                 return
 
     def _seek(self, start: int) -> None:
-        position = self._timeline.position
         try:
-            if position is None:
-                self._container.seek(int(self._dts[start]), stream=self._stream, backward=True)
-            else:
-                self._container.seek(int(position[start]), unsupported_byte_offset=True)
+            self._container.seek(int(self._dts[start]), stream=self._stream, backward=True)
         except av.FFmpegError:
             raise UnseekableError from None
         self._demuxed = self._container.demux(self._stream)
