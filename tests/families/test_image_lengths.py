@@ -72,10 +72,7 @@ def test_an_image_is_never_cut_and_the_text_behind_the_last_one_is() -> None:
             for name, array in text(sample, MediaShapes(shapes)).items():
                 np.testing.assert_array_equal(array, whole[name][:length])
         else:
-            reason = (
-                f"ends before image {num_whole + 1} of 3 does, which takes {12 + 3 * num_whole}"
-            )
-            with pytest.raises(mm.errors.DecodeError, match=reason):
+            with pytest.raises(mm.errors.DecodeError, match="ends before the media of the text"):
                 text(sample, MediaShapes(shapes))
 
 

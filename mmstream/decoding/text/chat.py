@@ -32,7 +32,6 @@ import jinja2
 from mmstream.decoding.text.message_starts import (
     GENERATION,
     MarkedText,
-    has_fixed_prompt,
     holds_mark,
     marking_source,
     split,
@@ -451,16 +450,11 @@ class Chat:
             return self._known_header
         role = messages[i - 1]["role"] if i else ""
         text, (start, stop) = marked.text, marked.segments[i][0]
-        is_fixed = has_fixed_prompt(self.template)
-        own_texts = [""] if is_fixed else _own_words(messages[i])
+        own_texts = _own_words(messages[i])
         usual = [("user", self.prompt, "")] if not tools else []
         for before, prompt, between in (*usual, *earlier):
-            is_known = is_fixed and (before, prompt, between) in earlier
-            if before == role and (
-                is_known
-                or any(
-                    text.startswith(prompt + between + own_text, start) for own_text in own_texts
-                )
+            if before == role and any(
+                text.startswith(prompt + between + own_text, start) for own_text in own_texts
             ):
                 return prompt
         try:
@@ -473,7 +467,7 @@ class Chat:
             offset for own_text in own_texts if (offset := text.find(own_text, begin, stop)) >= 0
         ]
         between = text[begin : min(offsets, default=begin)]
-        if is_fixed or (offsets and "\n" not in between):  # a prompt may hold lines of a thought
+        if offsets and "\n" not in between:  # a prompt may hold lines of a thought
             earlier.append((role, prompt, between))
         return prompt
 

@@ -70,9 +70,6 @@ _CALL_BYTES = 1 << 20
 A tokenizer keeps up to 640 bytes for each until the call returns.
 """
 
-_CAPTION_KEYS = ("caption", "captions", "text")
-"""Keys of JSON that an error proposes for the text."""
-
 _NOWHERE = 1 << 62
 """A position behind every text."""
 
@@ -578,28 +575,17 @@ class TextDecoder:
         return value
 
     def _no_text(self, sample: dict[str, Any]) -> DecodeError:
-        """Return the error of a sample without a text. It says where the text may be."""
-        content = sample.get("json")
-        row: dict[str, Any] = content if isinstance(content, dict) else {}
-        if row.get("messages") and self._chat is None:
+        """Return the error of a sample without a text."""
+        row = sample.get("json")
+        if isinstance(row, dict) and row.get("messages") and self._chat is None:
             return DecodeError(
                 "no text: messages in json, and the tokenizer has no chat template; give one"
             )
-        names = [name for name in sample if name.endswith(".txt")]
-        for key in _CAPTION_KEYS:
-            value = row.get(key)
-            is_list = isinstance(value, list) and bool(value) and isinstance(value[0], str)
-            if isinstance(value, str) or is_list:
-                names.append(f"json.{key}{'.0' if is_list else ''}")
-        fields = field_names(sample)
-        keys = f", and its json has {field_names(row)}" if row else ""
-        advice = "name the field that has it with TextDecoder(field=...)"
-        if names:
-            advice = f'TextDecoder(field="{escaped(names[0], 60)}")'
-        elif row.get("segments"):
-            advice = "Pipeline(before=(mm.one_segment,)) draws a segment with its text"
+        keys = f", and its json has {field_names(row)}" if isinstance(row, dict) else ""
         return DecodeError(
-            f"no text: neither messages nor txt; the sample has {fields}{keys}: {advice}"
+            f"no text: neither messages nor txt; the sample has {field_names(sample)}{keys}: name "
+            'what has it, TextDecoder(field="NAME.txt") or TextDecoder(field="json.KEY"), or draw '
+            "one of json.segments with Pipeline(before=(mm.one_segment,))"
         )
 
     def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> Prompt:

@@ -30,7 +30,6 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _GENERATION_TAG = re.compile(r"(\{%-?\s*)(generation|endgeneration)(\s*-?%\})")
 _TAG = re.compile(r"(\{%[-+]?\s*(for|endfor)\b(?:[^%]|%(?!\}))*?)([-+]?%\})")
 _FOUND = re.compile(rf"{MARK}(\d+):(?:(\d+):)?")
-_ASKED = "add_generation_prompt"
 _CAPTURES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
 """What may read the text that is written inside it."""
 
@@ -108,23 +107,6 @@ def marking_source(source: str) -> str | None:
 def holds_mark(value: object) -> bool:
     """Tell whether a string of messages or tools holds what begins a mark."""
     return ascii(MARK)[1:-1] in repr(value)  # which writes this character as ascii() does
-
-
-@lru_cache(maxsize=64)
-def has_fixed_prompt(source: str) -> bool:
-    """Tell whether a chat template writes the same generation prompt behind all messages."""
-    tree = _parsed(source)
-    if tree is None:
-        return False
-    changing = {"messages", "tools", "loop"} | {macro.name for macro in tree.find_all(nodes.Macro)}
-    changing |= {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"} - {_ASKED}
-    prompts = [n for n in tree.body if isinstance(n, nodes.If) and _ASKED in _names(n.test)]
-    covered = {id(n) for node in (*prompts, *tree.find_all(nodes.Not)) for n in _asked(node)}
-    return (
-        bool(prompts)
-        and all(id(n) in covered for n in _asked(tree))
-        and not any(_names(node) & changing for node in prompts)
-    )
 
 
 def split(rendered: str, num_messages: int) -> MarkedText | None:
@@ -283,10 +265,6 @@ def _outside_macros(node: nodes.Node) -> Iterator[nodes.Node]:
 def _names(node: nodes.Node) -> set[str]:
     own = {node.name} if isinstance(node, nodes.Name) else set()
     return own | {name.name for name in node.find_all(nodes.Name)}
-
-
-def _asked(node: nodes.Node) -> Iterator[nodes.Name]:
-    return (name for name in node.find_all(nodes.Name) if (name.name, name.ctx) == (_ASKED, "load"))
 
 
 def _plain_loops(node: nodes.Node) -> Iterator[nodes.For]:

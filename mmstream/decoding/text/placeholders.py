@@ -144,8 +144,6 @@ class MediaTokens(NamedTuple):
     kind: str
     token: str
     token_id: int
-    medium: list[int]
-    """The number of the medium that each token belongs to, from 0."""
     lengths: list[int]
     """How many tokens each of them becomes."""
 
@@ -248,16 +246,13 @@ class Placeholders:
             in_order = (
                 self._heard(text, media_of, tracks) if is_heard else media_of[placeholder.kind]
             )
-            rows = [
-                (medium, number)
-                for medium, length in in_order
+            numbers = [
+                int(number)
+                for _, length in in_order
                 for number in (length.lengths if isinstance(length, MediaText) else (length,))
             ]
-            media, numbers = [row[0] for row in rows], [int(row[1]) for row in rows]
             tokens.append(
-                MediaTokens(
-                    placeholder.kind, placeholder.token, placeholder.token_id, media, numbers
-                )
+                MediaTokens(placeholder.kind, placeholder.token, placeholder.token_id, numbers)
             )
             if any(isinstance(length, MediaText) for length in lengths):
                 texts[placeholder.token] = [
@@ -339,29 +334,11 @@ class Placeholders:
         ends = np.cumsum(repeats)
         room = self.max_length - keep
         if is_media.any() and ends[is_media][-1] > room:
-            raise self._does_not_fit(written.tokens, ids, ends, room)
+            raise DecodeError(
+                f"max_length={self.max_length} ends before the media of the text do, whose last "
+                f"token is number {ends[is_media][-1]:,}"
+            )
         return is_media, repeats
-
-    def _does_not_fit(
-        self, kinds: Iterable[MediaTokens], ids: Ids, ends: Ids, room: int
-    ) -> DecodeError:
-        """Return the error of the first medium that ends behind the room there is."""
-        first = []  # (position, kind, number of the medium)
-        for tokens in kinds:
-            positions = np.flatnonzero(ids == tokens.token_id)
-            behind = np.flatnonzero(ends[positions] > room)
-            if len(behind):
-                first.append((int(positions[behind[0]]), tokens, tokens.medium[behind[0]]))
-        _, tokens, medium = min(first, key=lambda entry: entry[0])
-        length = sum(
-            length
-            for owner, length in zip(tokens.medium, tokens.lengths, strict=True)
-            if owner == medium
-        )
-        return DecodeError(
-            f"max_length={self.max_length} ends before {tokens.kind} {medium + 1} of "
-            f"{tokens.medium[-1] + 1} does, which takes {length} tokens"
-        )
 
 
 def make_placeholders(

@@ -281,21 +281,13 @@ def test_images_videos_and_audio_of_one_conversation_have_their_own_tokens() -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "token", "reason"),
-    [
-        ("video", 11, "video 1 of 2 does, which takes 12 tokens"),
-        ("image", 3, "image 1 of 1 does, which takes 4 tokens"),
-        ("audio", 1, "audio 1 of 1 does, which takes 2 tokens"),
-        ("video", 12, "video 2 of 2 does, which takes 1 tokens"),
-    ],
+    ("kind", "token"), [("video", 11), ("image", 3), ("audio", 1), ("video", 12)]
 )
-def test_media_are_never_cut_and_the_message_names_the_first_that_is_too_long(
-    kind: str, token: int, reason: str
-) -> None:
+def test_media_are_never_cut(kind: str, token: int) -> None:
     sample, shapes = mixed()
     whole = all_kinds()(sample, shapes)
     places = positions_of(whole)
-    with pytest.raises(mm.errors.DecodeError, match=f"ends before {reason}"):
+    with pytest.raises(mm.errors.DecodeError, match="ends before the media"):
         all_kinds(max_length=places[kind][token])(sample, shapes)
     length = places["video"][12] + 1
     cut = all_kinds(max_length=length, unlabeled_texts="keep")(sample, shapes)
