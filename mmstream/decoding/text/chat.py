@@ -11,6 +11,7 @@ for `transformers`: then these marks hold. With others, an answer is the differe
 
 `message_starts` tells what the template wrote for each message, so that a long conversation is
 rendered once, and once more for each role before an answer. Nothing is searched by its content.
+Where a template cannot be read so, it has to mark its answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import multiprocessing
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -184,10 +185,10 @@ class Chat:
                 owners = _owners(marked, spans, answers)
             else:
                 marked = self._render(messages, tools)
-                is_told = all(map(marked.segments.get, answers))
-                locate = self._locate if is_told else self._locate_by_prefixes
-                owned = list(locate(messages, answers, marked, tools))
-                owners, spans = [owner for owner, _ in owned], [span for _, span in owned]
+                for i in answers:
+                    if not marked.segments.get(i):
+                        raise _lost(i)
+                owners, spans = answers, self._locate(messages, answers, marked, tools)
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
         if -1 in owners and any(weight != 1 for weight in weights):
@@ -309,30 +310,28 @@ class Chat:
         longest_first = sorted(tokens - {""}, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
-    def _sources(self, messages: list[Message], tools: list[Any] | None) -> list[str]:
-        """Return the template, and before it the copy that marks messages, if there is one."""
+    def _source(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, bool]:
+        """Return the copy of the template that marks messages, or else the template."""
         source = _dated(self.template, self.today or DEFAULT_TODAY)
         marking = marking_source(source)
-        is_safe = marking is not None and not (holds_mark(messages) or holds_mark(tools))
-        return [marking, source] if marking is not None and is_safe else [source]
+        if marking is None or holds_mark(messages) or holds_mark(tools):
+            return source, False
+        return marking, True
 
     def _render(
         self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False
     ) -> MarkedText:
         """Render messages, and tell who wrote what, if the template can be marked."""
         options = {"tools": tools} if tools else {}
-        *_, source = sources = self._sources(messages, tools)
-        for template in sources:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                chat_template=template,
-                add_generation_prompt=prompt,
-                **options,
-            )
-            if template != source and (marked := split(text, len(messages))):
-                return marked
-        return MarkedText(text, {}, len(text), [])
+        template, is_marking = self._source(messages, tools)
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            chat_template=template,
+            add_generation_prompt=prompt,
+            **options,
+        )
+        return split(text, len(messages)) if is_marking else MarkedText(text, {}, len(text), [])
 
     def _try_render(self, messages: list[Message], tools: list[Any] | None = None) -> str | None:
         try:
@@ -346,23 +345,19 @@ class Chat:
         """Render messages with a template that marks turns itself."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        *_, source = sources = self._sources(messages, tools)
-        for template in sources:
-            with _MARKED_LOCK:
-                texts, spans = render_jinja_template(
-                    conversations=[messages],
-                    tools=tools,
-                    chat_template=template,
-                    return_assistant_tokens_mask=True,
-                    **self.tokenizer.special_tokens_map,
-                )
-            if template != source and (marked := split(texts[0], len(messages))):
-                return marked, [
-                    (marked.moved(start), marked.moved(stop)) for start, stop in spans[0]
-                ]
-        return MarkedText(texts[0], {}, len(texts[0]), []), [
-            (start, end) for start, end in spans[0]
-        ]
+        template, is_marking = self._source(messages, tools)
+        with _MARKED_LOCK:
+            texts, spans = render_jinja_template(
+                conversations=[messages],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
+        marked = MarkedText(texts[0], {}, len(texts[0]), [])
+        if is_marking:
+            marked = split(texts[0], len(messages))
+        return marked, [(marked.moved(start), marked.moved(stop)) for start, stop in spans[0]]
 
     def _locate(
         self,
@@ -370,9 +365,10 @@ class Chat:
         answers: list[int],
         marked: MarkedText,
         tools: list[Any] | None,
-    ) -> Iterator[tuple[int, Span]]:
-        """Yield the number and the spans of each answer, of a text that tells who wrote what."""
+    ) -> list[Span]:
+        """Return the span of each answer, of a text that tells who wrote what."""
         prompts: list[tuple[str, str, str]] = []
+        spans = []
         for i in answers:
             (start, stop), *others = marked.segments[i]
             prompt = self._prompt_of(messages, i, marked, tools, prompts)
@@ -384,49 +380,8 @@ class Chat:
             if not prompt and marked.text.startswith(self.prompt, start, stop):
                 prompt = self.prompt  # not asked for here, and written all the same
             begin = self._begin(i, prompt, marked.text, start, stop)
-            yield i, (begin, self._end(marked.text, begin, stop, following))
-
-    def _locate_by_prefixes(
-        self,
-        messages: list[Message],
-        answers: list[int],
-        marked: MarkedText,
-        tools: list[Any] | None,
-    ) -> Iterator[tuple[int, Span]]:
-        """Yield the number and the span of each answer, from a rendering of what comes before it.
-
-        It must be the beginning of the whole text.
-        """
-        text = marked.text
-        for i in answers:
-            start = self._prefix_start(messages, i, text, tools)
-            through = self._render(messages[: i + 1], tools).text
-            stop = self._behind(through, text, 0, len(text))
-            # Behind the last message a template may write tokens that it leaves out elsewhere.
-            if stop < start or self._added.sub("", through[stop:]).strip():
-                raise _lost(i)
-            following = messages[i + 1] if i + 1 < len(messages) else None
-            yield i, (start, self._end(text, start, stop, following))
-
-    def _prefix_start(
-        self, messages: list[Message], i: int, text: str, tools: list[Any] | None
-    ) -> int:
-        """Return where the model begins answer i of a text that begins as what is before it."""
-        if not i:  # a template may write its own beginning with it, but not behind a question
-            later = [self._adapt(_conversation("?")[0]), *messages]
-            whole = self._render(later, tools).text
-            own = whole[self._prefix_start(later, 1, whole, tools) :]
-            if not text.endswith(own):
-                raise _lost(i)
-            return len(text) - len(own)
-        before = self._render(messages[:i], tools, prompt=True).text
-        if not text.startswith(before):
-            raise _lost(i)
-        if self.prompt and (
-            before.endswith(self.prompt) or before != self._render(messages[:i], tools).text
-        ):
-            return len(before)
-        return self._begin(i, self.prompt or self._known_header, text, len(before), len(text))
+            spans.append((begin, self._end(marked.text, begin, stop, following)))
+        return spans
 
     def _prompt_of(
         self,
@@ -650,22 +605,16 @@ def _with_turns(chat: Chat) -> Chat:
         marked = chat._render([question, answer, question], chat.tools)
         prompted = chat._render([question], chat.tools, prompt=True)
         unprompted = chat._render([question], chat.tools)
-        answered = chat._render([question, answer], chat.tools)
     except _TEMPLATE_ERRORS:
         return chat
     is_behind = prompted.text[: prompted.end] == unprompted.text[: unprompted.end]
-    if prompted.marks and marked.segments.get(1) and is_behind:
+    if prompted.segments and marked.segments.get(1) and is_behind:
         prompt = _written_behind(prompted, marked, 0)
     else:  # the template writes it inside its loop, or in a way that cannot be marked
         written = chat._behind(unprompted.text, prompted.text, 0, len(prompted.text))
         prompt = prompted.text[written:]
-    if segments := marked.segments.get(1):
-        own = marked.text[slice(*segments[0])]
-    else:  # what all renderings of the answer have behind the question
-        stop = chat._behind(answered.text, marked.text, 0, len(marked.text))
-        is_behind = marked.text.startswith(unprompted.text)
-        own = marked.text[len(unprompted.text) : stop] if is_behind else ""
-    around = own.split(answer_text)
+    segments = marked.segments.get(1, [(0, 0)])
+    around = marked.text[slice(*segments[0])].split(answer_text)
     if len(around) != 2:
         return replace(chat, prompt=prompt)
     return replace(chat, prompt=prompt, header=around[0].rstrip(), tail=around[1])
@@ -906,7 +855,10 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def _lost(number: int) -> DecodeError:
-    return DecodeError(f"chat template: turn {number} cannot be found in the rendered text")
+    return DecodeError(
+        f"chat template: turn {number} cannot be found in the rendered text: mark what the model "
+        "writes in the template, between {% generation %} and {% endgeneration %}"
+    )
 
 
 def _without_thought(message: Message) -> Message:

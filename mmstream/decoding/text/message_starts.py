@@ -109,11 +109,11 @@ def holds_mark(value: object) -> bool:
     return ascii(MARK)[1:-1] in repr(value)  # which writes this character as ascii() does
 
 
-def split(rendered: str, num_messages: int) -> MarkedText | None:
+def split(rendered: str, num_messages: int) -> MarkedText:
     r"""Return a text without its marks, and who wrote what.
 
     Returns:
-        None where the marks do not fit together: a message holds one, or is written twice.
+        No segments where the marks do not fit together: a message is written twice.
 
     Examples:
         >>> marked = split(f"<s>{MARK}0:2:user: hi\n{MARK}0:1:bot: ho\n{MARK}0:</s>", 2)
@@ -121,27 +121,23 @@ def split(rendered: str, num_messages: int) -> MarkedText | None:
         ('<s>user: hi\nbot: ho\n</s>', {0: [(3, 12)], 1: [(12, 20)]})
     """
     pieces = _FOUND.split(rendered)  # a piece, the loop of a mark, how many messages are left in it
-    if len(pieces) == 1 or len(pieces) // 3 != rendered.count(MARK):
-        return None
-    reader = _Reader()
-    num_read = 0
+    reader, num_read, fits = _Reader(), 0, True
     for i in range(0, len(pieces) - 1, 3):
         piece, loop, num_left = pieces[i : i + 3]
         num_read += len(piece)
         if piece:
             reader.write(piece)
-        is_right = (
-            reader.leave(loop)
-            if num_left is None
-            else reader.enter(loop, num_messages - int(num_left))
-        )
-        if not is_right:
-            return None
-        num_read += len(loop) + (2 if num_left is None else len(num_left) + 3)
+        if num_left is None:
+            fits &= reader.leave(loop)
+            num_read += len(loop) + 2
+        else:
+            fits &= reader.enter(loop, num_messages - int(num_left))
+            num_read += len(loop) + len(num_left) + 3
         reader.marks.append((reader.position, num_read - reader.position))
-    if reader.stack:
-        return None
-    return MarkedText("".join(pieces[::3]), reader.segments, reader.end, reader.marks)
+    text = "".join(pieces[::3])
+    if not fits or reader.stack:
+        return MarkedText(text, {}, len(text), reader.marks)
+    return MarkedText(text, reader.segments, reader.end, reader.marks)
 
 
 class _Reader:

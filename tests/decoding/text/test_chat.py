@@ -133,7 +133,7 @@ def test_a_turn_that_the_template_leaves_out_is_a_decode_error() -> None:
         mm.TextDecoder(tokenizer(silent))({"json": {"messages": TWO_TURNS}})
 
 
-# -- marks in one rendering, and a rendering for each answer ---------------------------------------
+# -- marks in one rendering ------------------------------------------------------------------------
 
 # Laid out over lines, as templates of models are: white space depends on how tags end.
 LINES = """{%- if tools %}
@@ -153,7 +153,6 @@ LINES = """{%- if tools %}
     assistant:
 {%- endif -%}
 """
-TRIMMED = LINES.replace("{%- for message in messages -%}", "{% for message in messages %}")
 LOOPS = {
     "chatml": CHATML,
     "parts": PARTS,
@@ -162,8 +161,6 @@ LOOPS = {
     "qwen": QWEN_VL,
     "vicuna": VICUNA,
     "images": CHAT_TEMPLATE,
-    "lines": LINES,
-    "trimmed": TRIMMED,
     "breaks": CHATML.replace(
         "<|im_start|>", "{% if m.role == 'x' %}{% break %}{% endif %}<|im_start|>", 1
     ),
@@ -172,18 +169,14 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "two turns": [user("what is this?"), assistant("a cat"), user("where?"), assistant("mat 😀")],
     "system": [{"role": "system", "content": "be kind"}, user("hi"), assistant("ho")],
     "two answers": [user("hi"), assistant("ho"), assistant("ho")],
-    "an answer first": [assistant("ho"), user("hi"), assistant("ho")],
     "spaces": [user(" hi \n"), assistant("\n ho \n"), user(""), assistant("")],
     "same texts": [user("ho"), assistant("ho"), user("ho"), assistant("ho")],
-    "a mark": [user(f"hi{MARK}"), assistant("ho")],
-    "lost marks": [user(f"a{MARK}5:b"), assistant("ho")],
-    "forged marks": [user("q"), assistant(f"x{MARK}7:2:y{MARK}7:z"), user("r"), assistant("t")],
-    "the end": [user("hi"), assistant("ho"), {"role": "x", "content": ""}, assistant("ho")],
 }
 
 
 DROP = {"undecoded_parts": "drop"}
-CASES = [case for case in CONVERSATIONS if case != "an answer first"]
+AROUND = {"newlines": ("", "\n"), "vicuna": (" ", "</s>")}
+"""What is trained around an answer; of the others, the end mark behind it."""
 
 
 def outcome(template: str, messages: list[dict[str, Any]]) -> object:
@@ -196,12 +189,29 @@ def outcome(template: str, messages: list[dict[str, Any]]) -> object:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_answers_are_those_of_a_rendering_for_each(name: str) -> None:
-    # What is captured before it is written might be read again, so it is never marked.
-    captured = "{% set all %}" + LOOPS[name].removesuffix("\n") + "{% endset %}{{ all }}"
-    found = {case: outcome(LOOPS[name].removesuffix("\n"), CONVERSATIONS[case]) for case in CASES}
-    assert found == {case: outcome(captured, CONVERSATIONS[case]) for case in CASES}
-    assert sum(labels is not None for labels in found.values()) > 5
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_answers_are_trained_whole_in_loops_of_many_kinds(name: str, case: str) -> None:
+    messages = CONVERSATIONS[case]
+    before, behind = AROUND.get(name, ("", "<|im_end|>"))
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    expected = "".join(f"{before}{answer}{behind}" for answer in answers)
+    assert trained(LOOPS[name], *messages, **DROP) == expected
+
+
+@pytest.mark.parametrize(
+    "template", [LINES, LINES.replace("message in messages -%", "message in messages %")]
+)
+def test_white_space_around_tags_is_that_of_the_template(end_of_tag: str) -> None:
+    template = LINES.replace("in messages -%}", f"in messages {end_of_tag}")
+    messages = CONVERSATIONS["two turns"]
+    expected = " 2\na cat    <|im_end|> 4\nmat 😀    <|im_end|>"
+    assert trained(template.removesuffix("\n"), *messages, **DROP) == expected
+
+
+@pytest.mark.parametrize("text", [f"a{MARK}", f"a{MARK}5:b", f"x{MARK}7:2:y{MARK}7:z"])
+def test_messages_cannot_forge_marks(text: str) -> None:
+    assert outcome(CHATML, [user("hi"), assistant(text)]) is None
+    assert outcome(CHATML, [user(text), assistant("ho")]) is None
 
 
 def test_a_template_that_is_set_later_is_used() -> None:
@@ -216,7 +226,8 @@ ODD = {
     "reversed": CHATML.replace("in messages", "in messages[::-1]"),
     "twice": CHATML + CHATML,
     "another header": CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ loop.last }}"),
-    "some messages": CHATML.replace("in messages", "in messages if loop.index0 != 1"),
+    "some messages": CHATML.replace("in messages", "in messages if m.role != 'system'"),
+    "captured": "{% set all %}" + CHATML + "{% endset %}{{ all }}",
     "changed texts": CHATML.split("{% if add")[0].replace("m['content']", "m['content'] | upper"),
     "with its question": "{% for m in messages %}{% if m.role == 'assistant' %}Q: "
     "{{ loop.previtem.content }}\nA: {{ m.content }}</s>{% endif %}{% endfor %}",
@@ -363,24 +374,7 @@ def test_weights_need_to_know_whose_mark_it_is(name: str) -> None:
 
 
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}"
-ENDED = "{% if not loop.first %}<|im_end|>\n{% endif %}" + TURN
 PLACES = {
-    "no prompt": ("{% set all %}" + BARE + "{% endset %}{{ all }}", "\nho<|im_end|>\nhe<|im_end|>"),
-    "no prompt, with an if": (
-        BARE.replace("in messages", "in messages if m.role != 'x'"),
-        "\nho<|im_end|>\nhe<|im_end|>",
-    ),
-    "a mark between": (
-        "{% set all %}{% for m in messages %}" + ENDED + "{% endfor %}"
-        "{% if add_generation_prompt %}<|im_end|>\n<|im_start|>assistant\n{% endif %}{% endset %}"
-        "{{ all }}",
-        "ho<|im_end|>he",
-    ),
-    "two loops": (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
-        + CHATML.replace("in messages", "in messages if m.role != 'system'"),
-        "ho<|im_end|>he<|im_end|>",
-    ),
     "the last mark behind": (
         "{% for m in messages %}"
         + TURN

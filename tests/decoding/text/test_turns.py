@@ -194,8 +194,6 @@ PARTS = [{"type": "text", "text": text} for text in ("CCC", "DDD")]
             {**assistant("<think>\nA\n</think>B"), "reasoning_content": "LOST"},
             "messages[1]: a thought, which",
         ),
-        ("{% set all %}" + SILENT + "{% endset %}{{ all }}",
-         {"role": "tool", "content": "SECRET"}, "messages[1]: its text"),
     ],
 )  # fmt: skip
 def test_a_text_of_a_written_header_is_noticed(
