@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -27,7 +27,7 @@ from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.rows import ORIGIN_FIELDS, RowDecoder, one_by_one
 from mmstream.decoding.sample import NO_MEMORY, PLAIN
 from mmstream.decoding.sample_rng import kept_generators, seed_draws
-from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
+from mmstream.decoding.stored import StoredFile, encode_sample
 from mmstream.errors import (
     BUGS,
     ConfigError,
@@ -55,7 +55,7 @@ BYTES_AT_ONCE = 64 << 20
 """Raw bytes of samples that are held together, or one larger sample."""
 
 CHECKED_SAMPLES = 8
-"""Samples of each shard that are decoded again, with other draws too, and read back."""
+"""Samples of each shard that are decoded again, with other draws too."""
 
 _UNREADABLE = "unreadable-{:09d}"
 """Key of a sample whose own cannot be read."""
@@ -126,7 +126,6 @@ class Baker:
         decoded: Iterator[_Decoded] = islice(self._decoded(shard), max_samples)
         if self.batch_function is not None:
             decoded = self._in_batches(shard, decoded)
-        num_checked = 0
         for entry in decoded:
             if entry.sample is None:
                 members = {REFUSED_FIELD: encode_refusal(entry.kind, entry.reason)}
@@ -134,9 +133,6 @@ class Baker:
                 continue
             try:
                 encoded = encode_sample(entry.sample)
-                if num_checked < CHECKED_SAMPLES:
-                    _require_same(entry.sample, encoded)
-                    num_checked += 1
             except ConfigError as error:
                 raise ConfigError(f"{self._where(shard, entry)}: {error}") from None
             members = {name: data for name, (data, _) in encoded.items()}
@@ -321,16 +317,6 @@ def _chunks(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
             chunk, num_bytes = [], 0
     if chunk:
         yield chunk
-
-
-def _require_same(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]]) -> None:
-    """Refuse a value that would not come back as it is."""
-    if name := unlike_stored(sample, encoded):
-        kind = type(sample[name]).__name__
-        raise ConfigError(
-            f"field {escaped(repr(name))}: a {kind} would not come back as it is: make it a plain "
-            "array, tensor, text, number, list or dict"
-        )
 
 
 def _data_of(sample: Sample) -> dict[str, bytes]:

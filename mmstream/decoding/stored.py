@@ -246,48 +246,6 @@ def encode_sample(sample: Sample) -> dict[str, tuple[bytes, StoredFile]]:
     return files
 
 
-def unlike_stored(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]]) -> str:
-    """Return the first field that would come back otherwise than it went in. "": none would.
-
-    Args:
-        sample: A decoded sample.
-        encoded: What `encode_sample` made of it.
-    """
-    content = BakedContent("", 0, 0, 0, {name: file for name, (_, file) in encoded.items()})
-    members = {name: data for name, (data, _) in encoded.items()}
-    again = StoredFields(content, 0, 0).decode(members, {})
-    names = [name for name in sample if not name.startswith("__")]
-    return next((name for name in names if not _is_same(sample[name], again.get(name))), "")
-
-
-def _is_same(value: Any, again: Any) -> bool:
-    """Tell whether two values are of one type, shape and content, to the last bit."""
-    if isinstance(value, np.generic):
-        is_number = isinstance(again, np.generic)
-        value, again = (
-            (np.asarray(value), np.asarray(again)) if is_number else (value.item(), again)
-        )
-    if isinstance(value, list | tuple):
-        return (
-            isinstance(again, list)
-            and len(value) == len(again)
-            and all(map(_is_same, value, again))
-        )
-    if isinstance(value, dict) and all(map(_is_array, value.values())):
-        return value.keys() == again.keys() and all(
-            _is_same(value[name], again[name]) for name in value
-        )
-    if not _is_array(value):
-        return bool(type(value) is type(again) and value == again) or isinstance(
-            value, bytearray | memoryview
-        )
-    if type(value) is not type(again) or value.dtype != again.dtype:
-        return False
-    if isinstance(value, torch.Tensor):
-        return value.shape == again.shape and tensor_bytes(value) == tensor_bytes(again)
-    return bool(value.shape == again.shape and value.tobytes() == again.tobytes())
-
-
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return the numbers of a tensor of any type, in the order of its axes."""
     tensor = tensor.detach().cpu().contiguous()
@@ -304,13 +262,13 @@ def _encoded(name: str, value: Any) -> list[_Encoded]:
         if value.dtype.kind in "biufc" and value.dtype.name not in _PYTHON_TYPES:
             return [_array(name, value)]  # a batch keeps its type
         value = value.item()
-    if isinstance(value, np.ndarray | torch.Tensor):
+    if _is_array(value):
         return [_array(name, value)]
     if isinstance(value, list | tuple) and value and all(map(_is_array, value)):
         return [_array(name, item, number) for number, item in enumerate(value)]
     if isinstance(value, dict) and value and all(map(_is_array, value.values())):
         return [_file(_named(name, "npz"), _npz(name, value), name, "arrays")]
-    if isinstance(value, str):
+    if type(value) is str:
         return [_file(_named(name, "txt"), _utf8(name, value), name, "text")]
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return [_file(_named(name, "cls"), str(value).encode(), name, "integer")]
@@ -318,7 +276,7 @@ def _encoded(name: str, value: Any) -> list[_Encoded]:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray | torch.Tensor)
+    return type(value) in (np.ndarray, torch.Tensor)  # others would come back as these
 
 
 def _named(name: str, extension: str) -> str:
@@ -335,7 +293,7 @@ def _json(file_name: str, field: str, value: Any, kind: Kind) -> _Encoded:
     value = list(value) if kind == "loss" else value
     try:
         data = msgspec.json.encode(value)
-        is_same = msgspec.json.decode(data) == value and not _has_tuple(value)
+        is_same = msgspec.json.decode(data) == value and _is_plain(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         is_same = False
     if not is_same:
@@ -343,11 +301,13 @@ def _json(file_name: str, field: str, value: Any, kind: Kind) -> _Encoded:
     return _file(file_name, data, field, kind)
 
 
-def _has_tuple(value: Any) -> bool:
-    """Tell whether a value has a tuple in it, which JSON would make a list of."""
-    if isinstance(value, dict):
-        return any(map(_has_tuple, value.values()))
-    return isinstance(value, tuple) or (isinstance(value, list) and any(map(_has_tuple, value)))
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value has no tuple, enumeration or the like in it, which JSON would change."""
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return type(value) in (str, int, float, bool, type(None))
 
 
 def _utf8(field: str, text: str) -> bytes:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,8 @@ VALUES: dict[str, tuple[Any, str]] = {
     "an object": (object(), "a object with this content"),
     "objects": (np.array([None]), "a ndarray with this content"),
     "half a pair": ("\ud800", "a str with this content"),
+    "a mask": (np.ma.masked_array([1, 2], [0, 1]), "a MaskedArray with this content"),
+    "a name": (HTTPStatus.OK, "a HTTPStatus with this content"),
 }
 
 
