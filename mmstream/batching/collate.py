@@ -451,16 +451,25 @@ def join_rows(values: Sequence[Any]) -> torch.Tensor | None:
         isinstance(value, torch.Tensor) and is_alike(value, first) for value in values
     ):
         return None
-    num_bytes = first.numel() * first.element_size()
-    start = first.data_ptr()
-    memory = first.untyped_storage()
-    # Decoders write into the rows of one buffer. Then row i starts i * num_bytes after the first.
-    if start + num_bytes * len(values) > memory.data_ptr() + memory.nbytes() or any(
-        value.data_ptr() != start + num_bytes * i or value.stride() != first.stride()
-        for i, value in enumerate(values)
+    shape, strides = (len(values), *first.shape), (first.numel(), *first.stride())
+    return _in_one_buffer(values, shape, strides)
+
+
+def _in_one_buffer(
+    tensors: Sequence[torch.Tensor], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor | None:
+    """Return a view of tensors that lie one behind the other in one buffer. None: they do not.
+
+    Decoders write into the rows of one buffer.
+    """
+    first, memory = tensors[0], tensors[0].untyped_storage()
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    starts = list(accumulate(sizes, initial=first.data_ptr()))
+    if starts.pop() > memory.data_ptr() + memory.nbytes() or any(
+        tensor.data_ptr() != start or tensor.stride() != first.stride()
+        for tensor, start in zip(tensors, starts, strict=True)
     ):
         return None
-    shape, strides = (len(values), *first.shape), (first.numel(), *first.stride())
     return first.as_strided(shape, strides, first.storage_offset())
 
 
@@ -536,19 +545,31 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
     if of_rows is None or times_of_rows is None:
         return None
     _check_times(name, samples, of_rows, times_of_rows)
-    videos = [video for row in of_rows for video in row]
+    videos = list(chain(*of_rows))
     batch: Batch = {
         name: videos if empty is None else _frames(videos, empty),
         f"{name}_row": _rows(of_rows),
         f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
-        times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
+        times: torch.cat([torch.empty(0, dtype=torch.float64), *chain(*times_of_rows)]),
     }
     for rate in (f"{name}_fps", f"{name}_requested_fps"):
-        if all(rate in sample for sample in samples if name in sample):
-            rates = _entries_of_rows(samples, rate, num_dims=(1,))
-            if rates is not None and sum(map(len, _flat(rates))) == len(videos):
-                batch[rate] = torch.cat([torch.empty(0, dtype=torch.float64), *_flat(rates)])
+        rates = _numbers_of(rate, name, samples, len(videos), torch.float64)
+        if rates is not None:
+            batch[rate] = rates
     return batch
+
+
+def _numbers_of(
+    name: str, media: str, samples: Sequence[Sample], num_media: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return a field with one number for each medium of a batch, [num_media]. None: it has not."""
+    if not all(name in sample for sample in samples if media in sample):
+        return None
+    of_rows = _entries_of_rows(samples, name, num_dims=(1,))
+    if of_rows is None:
+        return None
+    numbers = torch.cat([torch.empty(0, dtype=dtype), *chain(*of_rows)])
+    return numbers.to(dtype) if len(numbers) == num_media else None
 
 
 def join_audio(
@@ -574,17 +595,15 @@ def join_audio(
     of_rows = _entries_of_rows(samples, name, num_dims=(1, 2))
     if of_rows is None:
         return None
-    recordings = _flat(of_rows)
-    lengths = [recording.shape[-1] for recording in recordings]
-    if name.endswith(FEATURES) and all(length in sample for sample in samples if name in sample):
-        # The features of a recording may be padded already.
-        own = _entries_of_rows(samples, length, num_dims=(1,))
-        if own is not None and sum(map(len, _flat(own))) == len(recordings):
-            lengths = [int(number) for tensor in _flat(own) for number in tensor]
+    recordings = list(chain(*of_rows))
+    lengths = torch.tensor([recording.shape[-1] for recording in recordings], dtype=torch.int64)
+    if name.endswith(FEATURES):  # the features of a recording may be padded already
+        own = _numbers_of(length, name, samples, len(recordings), torch.int64)
+        lengths = lengths if own is None else own
     batch: Batch = {
         name: _padded_audio(recordings, empty, take_memory),
         f"{stem}_row": _rows(of_rows),
-        length: torch.tensor(lengths, dtype=torch.int64),
+        length: lengths,
     }
     if any(video in sample for sample in samples):
         batch[video] = _videos_of_tracks(video, samples, of_rows)
@@ -629,10 +648,6 @@ def _check_times(
             )
 
 
-def _flat(of_rows: Sequence[Tensors]) -> Tensors:
-    return [tensor for row in of_rows for tensor in row]
-
-
 def _rows(of_rows: Sequence[Sequence[Any]]) -> torch.Tensor:
     """Return the row of each entry: rows with 2, 0 and 1 entries give [0, 0, 2]."""
     return torch.repeat_interleave(torch.tensor([len(row) for row in of_rows], dtype=torch.int64))
@@ -645,23 +660,17 @@ def _frames(videos: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
     """
     if not videos:
         return empty
-    first = videos[0]
-    kinds = {(video.shape[1:], video.dtype, video.device) for video in videos}
-    if len(kinds) > 1:
+    if len({(video.shape[1:], video.dtype, video.device) for video in videos}) > 1:
         return videos
-    if not all(video.is_contiguous(memory_format=torch.channels_last) for video in videos):
-        return torch.cat(videos).contiguous(memory_format=torch.channels_last)
-    channels, height, width = first.shape[1:]
-    shape = (sum(map(len, videos)), channels, height, width)
-    strides = (channels * height * width, 1, width * channels, channels)
-    sizes = [video.numel() * video.element_size() for video in videos]
-    starts = accumulate(sizes, initial=first.data_ptr())
-    memory = first.untyped_storage()
-    is_whole = all(video.data_ptr() == start for video, start in zip(videos, starts, strict=False))
-    end = first.data_ptr() + sum(sizes)
-    if is_whole and end <= memory.data_ptr() + memory.nbytes():
-        return first.as_strided(shape, strides, first.storage_offset())
-    return torch.cat(videos).contiguous(memory_format=torch.channels_last)
+    joined = None
+    if all(video.is_contiguous(memory_format=torch.channels_last) for video in videos):
+        channels, height, width = videos[0].shape[1:]
+        shape = (sum(map(len, videos)), channels, height, width)
+        strides = (channels * height * width, 1, width * channels, channels)
+        joined = _in_one_buffer(videos, shape, strides)
+    if joined is None:
+        joined = torch.cat(videos).contiguous(memory_format=torch.channels_last)
+    return joined
 
 
 def _padded_audio(
