@@ -29,11 +29,11 @@ from mmstream.media.audio_headers import (
     Mp3Frames,
     check_last_page,
     check_rate,
-    flac_header,
     is_single_stream,
     mp3_frames,
     num_opus_samples,
     refuse_short,
+    states_length,
 )
 from mmstream.media.ffmpeg import MediaSource, NoStreamError, media_stream, open_media
 from mmstream.media.limits import Deadline
@@ -149,7 +149,7 @@ def _is_for_libsndfile(data: EncodedMedia, name: str) -> bool:
     if name == "ogg":
         return _is_plain_vorbis(data)
     if name == "flac":
-        return flac_header(data) is not None
+        return states_length(data)
     return name in ("wav", "aiff")
 
 

@@ -126,25 +126,14 @@ def refuse_short(stated_s: float, found_s: float, tolerance_s: float = TOLERANCE
         )
 
 
-class FlacHeader(NamedTuple):
-    """What the first block of a FLAC says about its samples (RFC 9639, section 8.2)."""
+def states_length(flac: EncodedMedia) -> bool:
+    """Tell whether a FLAC says how long it is, in its first block (RFC 9639, section 8.2).
 
-    sample_rate: int
-    num_channels: int
-    num_samples: int
-    """Samples per channel."""
-
-
-def flac_header(data: EncodedMedia) -> FlacHeader | None:
-    """Read the header of a FLAC. None: it does not tell the length, as one written to a pipe.
-
-    The rate has 20 bits from byte 18 on, the channels 3, the bits of a sample 5, the length 36.
+    The number of its samples has the last 36 bits of the bytes 18 to 25.
     """
-    block = read_range(data, 0, 42)
-    bits = int.from_bytes(block[18:26], "big")
-    header = FlacHeader(bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1)
-    is_whole = len(block) == 42 and block.startswith(b"fLaC") and block[4] & 0x7F == 0
-    return header if is_whole and header.num_samples else None
+    block = read_range(flac, 0, 26)
+    has_block = block.startswith(b"fLaC") and block[4:5] in (b"\0", b"\x80")
+    return has_block and int.from_bytes(block[18:], "big") % (1 << 36) > 0
 
 
 def is_single_stream(data: EncodedMedia) -> bool:

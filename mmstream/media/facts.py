@@ -13,13 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmstream.errors import DecodeError
-from mmstream.media.audio_headers import (
-    FlacHeader,
-    check_rate,
-    flac_header,
-    mp3_frames,
-    refuse_short,
-)
+from mmstream.media.audio_headers import check_rate, mp3_frames, refuse_short, states_length
 from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline
 from mmstream.media.types import container_format
@@ -72,8 +66,10 @@ def media_facts(
     facts: Facts = {}
     if name == "mp3":
         facts = _mp3(data, deadline, decode)
-    elif name in _READERS:
-        facts = _READERS[name](data)
+    elif name == "wav":
+        facts = _wav(data)
+    elif name == "flac" and states_length(data):
+        facts = _flac(data, deadline)
     if not facts:
         facts = _track(data, name in _UNCOUNTED, deadline)
     if "sample_rate" in facts:
@@ -135,10 +131,12 @@ def _wav(data: bytes) -> Facts:
     return {} if wav is None else _sound(wav, "pcm" if wav.codec == 1 else "pcm_float")
 
 
-def _flac(data: bytes) -> Facts:
-    """Read the header of a FLAC. Empty where FFmpeg must: it tells no length."""
-    header = flac_header(data)
-    return {} if header is None or not header.sample_rate else _sound(header, "flac")
+def _flac(data: bytes, deadline: Deadline) -> Facts:
+    """Read the header of a FLAC that tells its length."""
+    from mmstream.media.audio import open_audio
+
+    with open_audio(data, deadline) as source:
+        return _sound(source, "flac")
 
 
 def _mp3(data: bytes, deadline: Deadline, decode: bool) -> Facts:
@@ -155,17 +153,13 @@ def _mp3(data: bytes, deadline: Deadline, decode: bool) -> Facts:
         return {**_sound(source, "mp3"), **(_heard(source) if decode else {})}
 
 
-def _sound(source: AudioSource | FlacHeader, codec: str) -> Facts:
+def _sound(source: AudioSource, codec: str) -> Facts:
     return {
         "duration_s": round(source.num_samples / source.sample_rate, 6),
         "sample_rate": source.sample_rate,
         "num_channels": source.num_channels,
         "codec": codec,
     }
-
-
-_READERS = {"wav": _wav, "flac": _flac}
-"""Readers of formats that need no FFmpeg. They return nothing where FFmpeg must read the file."""
 
 
 def _heard(source: AudioSource) -> Facts:
