@@ -338,26 +338,24 @@ class ImageDecoder:
         if out is not None:
             self._check_out(out, plan)
         limits = limits or self.start_limits()
-        if plan is None:  # by the methods that a subclass may have overridden
-            picture = self.plan_picture(data, rng, limits)
-            return self.decode_planned(data, picture, out, rng, limits)
-        try:
-            return self._decode(data, self._plan(data, rng, plan, limits), out, rng, limits)
-        except MemoryError as error:
-            raise out_of_memory(error) from None
+        picture = self.plan_picture(data, rng, limits, plan)
+        return self.decode_planned(data, picture, out, rng, limits)
 
     def plan_picture(
         self,
         data: bytes | memoryview,
         rng: np.random.Generator | None = None,
         limits: Limits | None = None,
+        geometry: Plan | None = None,
     ) -> PicturePlan | None:
         """Work out from the header of an image how it is decoded. `decode_planned` does it then.
 
         Args:
             data: The encoded file.
-            rng: As in a call.
+            rng: As in a call. Not used with a geometry.
             limits: As in `decode`.
+            geometry: The plan of another picture of the same size. Then only the file's own size
+                may be left to decoding.
 
         Returns:
             The plan of a JPEG, with crop and flip drawn. None: the picture is planned after it is
@@ -367,10 +365,30 @@ class ImageDecoder:
             DecodeError: The image exceeds a limit.
             ConfigError: ``rng`` is missing.
         """
-        try:
-            return self._plan(data, rng, None, limits or self.start_limits())
-        except MemoryError as error:
-            raise out_of_memory(error) from None
+        limits = limits or self.start_limits()
+        if len(data) > self.max_bytes:
+            raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
+        if geometry is None:
+            self._check_rng(rng)
+        header = readable_header(data) if data[:2] == JPEG_START else None
+        if geometry is not None:
+            if header is not None:
+                _check_same_size(header.picture, geometry.picture)
+            picture, views = geometry.picture, [geometry.view]
+        elif header is not None:
+            picture = header.picture
+            limits.check_picture(*picture)
+            views = self.views(picture, rng, limits)
+        else:
+            return None
+        factor = 1
+        if self.scaled_decoding and self._filter != "nearest":
+            factor = shrink_factor(views, picture)
+        if header is None or self.mask:
+            return PicturePlan(picture, views, factor, None, views)
+        jpeg = plan_jpeg(data, header, factor, limits)
+        scaled = self._scaled(views, picture, jpeg.factor, limits)
+        return PicturePlan(picture, views, jpeg.factor, jpeg, scaled)
 
     def decode_planned(
         self,
@@ -396,41 +414,6 @@ class ImageDecoder:
             return self._decode(data, plan, out, rng, limits or self.start_limits())
         except MemoryError as error:
             raise out_of_memory(error) from None
-
-    def _plan(
-        self,
-        data: bytes | memoryview,
-        rng: np.random.Generator | None,
-        geometry: Plan | None,
-        limits: Limits,
-    ) -> PicturePlan | None:
-        """Plan what the header of a file tells, all limits checked. None: only decoding tells.
-
-        With the geometry of another picture, only the file's own size may be left to decoding.
-        """
-        if len(data) > self.max_bytes:
-            raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        if geometry is None:
-            self._check_rng(rng)
-        header = readable_header(data) if data[:2] == JPEG_START else None
-        if geometry is not None:
-            if header is not None:
-                _check_same_size(header.picture, geometry.picture)
-            picture, views = geometry.picture, [geometry.view]
-        elif header is not None:
-            picture = header.picture
-            limits.check_picture(*picture)
-            views = self.views(picture, rng, limits)
-        else:
-            return None
-        factor = 1
-        if self.scaled_decoding and self._filter != "nearest":
-            factor = shrink_factor(views, picture)
-        if header is None or self.mask:
-            return PicturePlan(picture, views, factor, None, views)
-        jpeg = plan_jpeg(data, header, factor, limits)
-        scaled = self._scaled(views, picture, jpeg.factor, limits)
-        return PicturePlan(picture, views, jpeg.factor, jpeg, scaled)
 
     def _scaled(self, views: list[View], picture: Shape, factor: int, limits: Limits) -> list[View]:
         """Return the views of a picture that is decoded smaller, and check what they need."""
