@@ -312,7 +312,7 @@ def refuse_overridden(value: object, base: type, advice: str) -> None:
 
 INSTEAD = {
     "mm.integrations": "use mm.model_inputs, and mmstream.train for trainers and flat batches",
-    "mm.check_packing": "write `from mmstream.train.check_packing import check_packing`",
+    "mm.check_packing": "write `from mmstream.train import check_packing`",
     "mm.qwen_vl_length": "use mm.families.qwen_vl.image_length",
     "mm.qwen_vl_video_length": "use mm.families.qwen_vl.video_length",
     "mm.qwen3_vl_video_length": "use mm.families.qwen_vl.qwen3_video_length",

@@ -21,13 +21,13 @@ from mmstream import model_inputs
 from mmstream.train import (
     LoaderTrainer,
     TrainConfig,
+    check_packing,
     flash_attention_arguments,
     flex_block_mask,
     megatron_packing,
     preference_inputs,
     torchtitan_batch,
 )
-from mmstream.train.check_packing import check_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 

@@ -1,6 +1,6 @@
 """What the library knows of a family of models: the base of all families, and what they exchange.
 
-    registry.of -> a `Family` -> train/arguments.py: media as the model takes them, counts, blanks
+    registry.of -> a `Family` -> train/inputs.py: media as the model takes them, counts, blanks
 
 A family is one module of this folder: tokens of a medium, tiles, positions, and a `Family` by each
 ``model_type``. torch is imported inside functions, because planning imports these modules too.

@@ -14,9 +14,8 @@ models.py       which model, and the pipelines of training and validation: clip.
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state. Models and trainers of other libraries get their batches here:
 
-inputs.py         `mm.model_inputs`: the arguments of a model of transformers; arguments.py makes
-                  them
-check_packing.py  whether a model keeps documents apart, measured
+inputs.py         `mm.model_inputs`: the arguments of a model of transformers; `check_packing`:
+                  whether it keeps documents apart
 flat_batches.py   flat batches as kernels, trainers and TRL take them
 trainer.py        `LoaderTrainer`: the Trainer of transformers, on a loader
 lightning.py      `LightningLoaderState`: the state of a loader in checkpoints of Lightning
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from mmstream.train.flat_batches import megatron_packing as megatron_packing
     from mmstream.train.flat_batches import preference_inputs as preference_inputs
     from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
+    from mmstream.train.inputs import PackingCheck as PackingCheck
+    from mmstream.train.inputs import check_packing as check_packing
     from mmstream.train.lightning import LightningLoaderState as LightningLoaderState
     from mmstream.train.loggers import TensorBoard as TensorBoard
     from mmstream.train.loggers import WandB as WandB
@@ -54,8 +55,10 @@ _MODULE_OF = {
     "LoaderState": "trainer",
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
+    "PackingCheck": "inputs",
     "TensorBoard": "loggers",
     "WandB": "loggers",
+    "check_packing": "inputs",
     "flash_attention_arguments": "flat_batches",
     "flex_block_mask": "flat_batches",
     "megatron_packing": "flat_batches",

@@ -1,32 +1,71 @@
-"""`mm.model_inputs`: the keyword arguments of a Hugging Face model's forward pass, from a batch.
+"""A batch as the inputs of a Hugging Face model, and whether the model keeps documents apart.
 
     loader or device -> `model_inputs` -> model(**inputs)
+    batch -> `check_packing`: logits of documents while others have other content
 
-arguments.py makes them. When a model gets its first flat batch, three documents of a few tokens are
-run three times. That is cheap for a model of any size. It says whether its family, its version and
-its attention keep documents apart.
+Text is the same for all models: ids, mask and labels. What differs is asked of the model's family:
+in which form it takes pictures, videos and audio, how many tokens they take, positions.
+
+A flat batch has documents one behind the other, and no attention mask. Models of transformers see
+where a document begins by its positions, FlashAttention by the lengths of documents. A model that
+does not know where a document begins trains without an error, and on other text than the user
+thinks. So this is measured, with the model that is trained and its attention: when a model gets its
+first flat batch, three documents of a few tokens are run three times.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from mmstream.batching.collate import mean_rate
 from mmstream.batching.flat import Flat, flatten
-from mmstream.errors import ConfigError
-from mmstream.families.registry import model_and_config
-from mmstream.settings import checked
-from mmstream.train.arguments import Request, attention_of, is_packed, model_arguments
-from mmstream.train.check_packing import check_packing, special_ids
-from mmstream.types import Batch
+from mmstream.batching.valid import valid_labels
+from mmstream.decoding.threaded_calls import resolve_vector_math
+from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.families.family import (
+    KINDS,
+    Family,
+    Features,
+    Medium,
+    Pictures,
+    Videos,
+    check_count,
+    import_torchvision,
+)
+from mmstream.families.qwen_vl import needs_mrope
+from mmstream.families.registry import model_and_config, origin_of, resolve
+from mmstream.loader.device import Normalize, Normalizer
+from mmstream.settings import checked, shown
+from mmstream.types import IGNORED_LABEL, Batch
 
 logger = logging.getLogger(__name__)
+
+LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""The boundaries of documents, as FlashAttention takes them: all four, or none."""
+
+_UNNAMED_ARGUMENTS = frozenset({*LENGTHS, "seq_idx", "use_cache"})
+"""Arguments that many models hand on to their layers without naming them."""
+
+MAX_DENSE_TOKENS = 16_384
+"""The most tokens of several rows in one, without attention that skips other documents. A mask for
+them is 0.25 GiB, and scores in float32 1 GiB a head."""
+
+_ATTENTION_LAYERS = ("attention", "full", "sliding", "local", "global", "chunked")
+"""Words in the names of layers that only look at other tokens through a mask."""
 
 
 @checked(late=True)
@@ -146,7 +185,710 @@ def model_inputs(
     return model_arguments(batch, model_or_family, request)
 
 
+@dataclass(frozen=True)
+class Request:
+    """How a batch is to be read, as `model_inputs` takes it."""
+
+    normalize: Any = None
+    blank_image: bool = True
+    label_field: str = "cls"
+    image_field: str = "image"
+    video_field: str = "video"
+    audio_field: str = "audio"
+
+
+def model_arguments(
+    batch: Batch, model_or_family: Any, request: Request | None = None
+) -> dict[str, Any]:
+    """Return what `model_inputs` returns. The model is not run.
+
+    Raises:
+        ConfigError: As `model_inputs`. Or the family of another package has failed; the message
+            names the package and its version.
+    """
+    model, config, family = resolve(model_or_family)
+    # The default config of a model_type has other tokens and mel bands.
+    reads_config = not isinstance(model_or_family, str)
+    try:
+        arguments = _row_arguments if family.takes_one_a_row else _text_arguments
+        return arguments(batch, model, config, family, request or Request(), reads_config)
+    except MMStreamError:
+        raise
+    except Exception as error:
+        origin = origin_of(str(config.model_type))
+        if origin is None:
+            raise
+        raise ConfigError(
+            f"model_inputs: the family {config.model_type} of {origin} has failed: "
+            f"{type(error).__name__}: {escaped(error)}: report it to that package"
+        ) from error
+
+
+def _row_arguments(
+    batch: Batch, model: Any, config: Any, family: Family, request: Request, reads_config: bool
+) -> dict[str, Any]:
+    """Return the arguments of a model that takes one medium a row."""
+    if is_packed(batch):
+        raise ConfigError(
+            f"model_inputs: {config.model_type} takes one sample a row: leave batching= out of "
+            "the Pipeline"
+        )
+    media = _media_of(batch, model, config, family, request, reads_config)
+    text = _text_of(batch) if "audio" in family.takes else {}
+    return family.row_inputs({**batch, **text}, media, config, request.label_field)
+
+
+def _text_arguments(
+    batch: Batch, model: Any, config: Any, family: Family, request: Request, reads_config: bool
+) -> dict[str, Any]:
+    """Return the arguments of a model of text, with any number of media in a row."""
+    media = _media_of(batch, model, config, family, request, reads_config)
+    packed = is_packed(batch)
+    text = _packed_text(batch) if packed else _text_of(batch)
+    if packed:
+        _check_quadratic(batch, config)
+    sees = not media.keys().isdisjoint(("image", "video"))
+    if request.blank_image:
+        text = _with_blanks(text, media, model, config, family)
+    ids = text["input_ids"]
+    media_inputs = family.inputs(media, ids, config)
+    for kind, medium in media.items() if reads_config else ():
+        if (count := family.num_tokens(kind, medium, config)) is not None:
+            check_count(ids, config, kind, count, family)
+    config_type: Any = type(config)
+    accepted = _parameters_of(config_type)
+    if packed:
+        if accepted and "position_ids" not in accepted:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes no position_ids, by which models tell "
+                "documents apart: leave batching= out, so that each row is one document"
+            )
+        positions = family.flat_positions(text, media_inputs, model, config, sees=sees)
+        text = _packed_arguments({**text, "position_ids": positions}, config)
+    elif (positions := family.padded_positions(text, media_inputs, model, config)) is not None:
+        text = {**text, "position_ids": positions}
+    return {
+        name: value
+        for name, value in {**text, **media_inputs}.items()
+        if not accepted or name in accepted | _UNNAMED_ARGUMENTS
+    }
+
+
+@lru_cache(maxsize=32)
+def _parameters_of(config_type: Any) -> frozenset[str]:
+    """Return the arguments of the forward pass in the installed version; empty: not known."""
+    import_torchvision()
+    import transformers
+
+    for mapping in (
+        transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING,
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+    ):
+        if config_type in mapping:
+            return frozenset(inspect.signature(mapping[config_type].forward).parameters)
+    return frozenset()
+
+
+# -- text: padded rows, or documents one behind the other ------------------------------------------
+
+
+def is_packed(batch: Batch) -> bool:
+    """Tell whether a batch has documents one behind the other, as ``batching=`` makes them."""
+    return "cu_seq_lens_q" in batch
+
+
+def _text_of(
+    batch: Batch, names: tuple[str, ...] = ("input_ids", "attention_mask", "labels")
+) -> dict[str, Tensor]:
+    """Return the fields of these names that the batch has. The labels of invalid rows are -100."""
+    if not isinstance(batch.get("input_ids"), Tensor):
+        raise ConfigError("model_inputs: the batch has no input_ids; give Decode a TextDecoder")
+    text = {name: batch[name] for name in names if isinstance(batch.get(name), Tensor)}
+    if "labels" in text and "__valid__" in batch:
+        text["labels"] = valid_labels(batch)
+    return text
+
+
+def _packed_text(batch: Batch) -> dict[str, Any]:
+    """Return the fields of a flat batch that describe its text. Invalid rows have no labels.
+
+    Raises:
+        ConfigError: The batch lacks some of them.
+    """
+    names = ("input_ids", "position_ids", "document_ids", *LENGTHS)
+    _require_fields(batch, names)
+    if len(batch["input_ids"]) == 1:  # it holds the documents of all rows
+        _require_fields(batch, ("document_row",))
+    return {name: batch[name] for name in names} | _text_of(batch, ("input_ids", "labels"))
+
+
+def _require_fields(batch: Batch, names: Sequence[str]) -> None:
+    """Raise a ConfigError where a flat batch lacks a field."""
+    missing = [name for name in names if batch.get(name) is None]
+    if missing:
+        raise ConfigError(
+            f"model_inputs: the batch has cu_seq_lens_q, and no {missing[0]}: keep all fields of "
+            "batching=mm.Flat(), in transforms too"
+        )
+
+
+def _packed_arguments(text: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Return the text of a flat batch in the form that a model of transformers takes.
+
+    - ``use_cache`` is False. With a cache, models do not look for documents, and let them leak.
+    - There is no ``attention_mask``, for the same reason.
+    - The lengths of documents are there for FlashAttention, which else asks the device for them in
+      every layer, and for models with layers that are no attention.
+    - ``seq_idx``, the number of each token's document, is there for such layers only.
+    """
+    names = ["input_ids", "position_ids"] + ["labels"] * ("labels" in text)
+    has_states = has_state_layers(config)
+    if has_states or "flash" in attention_of(config):
+        names += LENGTHS
+    arguments = {name: text[name] for name in names} | {"use_cache": False}
+    if has_states:
+        arguments["seq_idx"] = text["document_ids"].to(torch.int32)
+    return arguments
+
+
+def _check_quadratic(batch: Batch, config: Any) -> None:
+    """Refuse long rows for attention that computes the scores of all tokens with all others.
+
+    Raises:
+        ConfigError: Rows lie one behind the other, they have more than `MAX_DENSE_TOKENS` tokens
+            together, and the model's attention is eager or sdpa.
+    """
+    num_rows, num_tokens = batch["input_ids"].shape
+    attention = attention_of(config)
+    is_long = num_rows == 1 and num_tokens > MAX_DENSE_TOKENS
+    if is_long and attention in ("eager", "sdpa") and (batch["document_row"] > 0).any():
+        raise ConfigError(
+            f"model_inputs: {attention} attention compares all {num_tokens:,} tokens with each "
+            'other: give batching= layout="rows", or the model '
+            'attn_implementation="flash_attention_2" or "flex_attention"'
+        )
+
+
+def has_state_layers(config: Any) -> bool:
+    """Tell whether a model has layers with a state, such as a convolution, beside attention."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    return any(
+        "linear" in str(kind) or not any(word in str(kind) for word in _ATTENTION_LAYERS)
+        for kind in kinds
+    )
+
+
+def attention_of(config: Any) -> str:
+    """Return the name of a model's attention, such as "sdpa" or "flash_attention_2"."""
+    return str(getattr(config.get_text_config(), "_attn_implementation", None))
+
+
+# -- blank media -----------------------------------------------------------------------------------
+
+
+def _with_blanks(
+    text: dict[str, Any], media: dict[str, Medium], model: Any, config: Any, family: Family
+) -> dict[str, Any]:
+    """Return the text with the tokens of a blank medium for each tower that has nothing to do.
+
+    The blank ones are added to `media`. The models here are causal: tokens after a text do not
+    change it.
+    """
+    towers = {"image": ("image", "video"), "audio": ("audio",)}
+    for kind, kinds in towers.items():
+        if kind in family.takes and media.keys().isdisjoint(kinds):
+            blank = family.blank(kind, config)
+            if blank is not None:
+                add = _with_document if is_packed(text) else _with_tokens
+                text, row = add(text, blank.tokens)
+                medium = blank.medium.in_row(row, text["input_ids"])
+                if isinstance(medium, Features):
+                    medium = medium.of_dtype(_dtype_of(model))
+                media["video" if isinstance(medium, Videos) else kind] = medium
+    return text
+
+
+def _with_tokens(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, Any], int]:
+    """Return the text with these tokens at the end of a row, and the number of the row.
+
+    It is the row with most padding at its end, where they fit. Otherwise all rows become longer.
+    They have an attention mask of 1 and no labels.
+    """
+    ids = text["input_ids"]
+    mask = text.get("attention_mask", torch.ones_like(ids))
+    padding = mask.flip(1).cumsum(1).eq(0).sum(1)  # of each row, at its end
+    row = int(padding.argmax())
+    num_added = 0 if int(padding[row]) >= len(tokens) else len(tokens)
+    changed = {
+        **text,
+        "input_ids": F.pad(ids, (0, num_added)).clone(),
+        "attention_mask": F.pad(mask, (0, num_added)).clone(),
+    }
+    if "labels" in text:
+        changed["labels"] = F.pad(text["labels"], (0, num_added), value=IGNORED_LABEL)
+    changed["input_ids"][row, -len(tokens) :] = torch.tensor(tokens, device=ids.device)
+    changed["attention_mask"][row, -len(tokens) :] = 1
+    return changed, row
+
+
+def _with_document(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, Any], int]:
+    """Return a flat text with these tokens as one more document of its last row, and that row.
+
+    Each other row gets a document of as many tokens, with the id 0. No document sees them, and they
+    have no labels.
+
+    Example: rows of documents with 2 and 1, and with 3 tokens, have the boundaries [0, 2, 3, 6].
+    With a document of one token in each row, they are [0, 2, 3, 4, 7, 8].
+    """
+    (num_rows, width), num_added = text["input_ids"].shape, len(tokens)
+    changed = {**text, "input_ids": F.pad(text["input_ids"], (0, num_added))}
+    ids, positions = changed["input_ids"], text["position_ids"]
+    ids[-1, -num_added:] = torch.tensor(tokens, device=ids.device)
+    if "labels" in text:
+        changed["labels"] = F.pad(text["labels"], (0, num_added), value=IGNORED_LABEL)
+    changed["position_ids"] = F.pad(positions, (0, num_added))
+    changed["position_ids"][..., -num_added:] = torch.arange(num_added, device=positions.device)
+    # The documents of a row move by the rows before it, as each of these has one more now.
+    documents = text["document_ids"]
+    rows = torch.arange(num_rows, device=documents.device, dtype=documents.dtype)[:, None]
+    last = documents[:, -1:] + rows + 1
+    changed["document_ids"] = torch.cat((documents + rows, last.expand(-1, num_added)), 1)
+    # A boundary at token b lies in row (b - 1) // width. Empty documents keep theirs.
+    bounds = text["cu_seq_lens_q"]
+    moved = bounds + (bounds - 1).clamp(min=0) // width * num_added
+    ends = torch.arange(1, num_rows + 1, device=bounds.device, dtype=bounds.dtype)
+    boundaries = torch.cat((moved, ends * (width + num_added))).sort().values
+    changed["cu_seq_lens_q"] = changed["cu_seq_lens_k"] = boundaries
+    longest = max(text["max_length_q"], 1 << (num_added - 1).bit_length())
+    changed["max_length_q"] = changed["max_length_k"] = longest
+    return changed, num_rows - 1
+
+
+# -- the media of a batch, normalised --------------------------------------------------------------
+
+
+def _media_of(
+    batch: Batch, model: Any, config: Any, family: Family, request: Request, reads_config: bool
+) -> dict[str, Medium]:
+    """Return the media of a batch by kind, without those that it has none of.
+
+    Raises:
+        ConfigError: The batch has media of a kind that the family does not take.
+    """
+    image, video, audio = request.image_field, request.video_field, request.audio_field
+    pictures = _pictures_of(batch, image, _pixel_changer(request.normalize, model, "image"))
+    is_present = {
+        "image": pictures is not None,
+        "video": _has(batch, video, f"{video}_frames"),
+        "audio": _has(batch, audio, f"{audio}_features", f"{audio}_row"),
+    }
+    for kind, name in KINDS.items():
+        if is_present[kind] and kind not in family.takes:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes no {name}, and the batch has some: leave "
+                "their decoder out of Decode, and give "
+                'TextDecoder(undecoded_parts="drop") where texts speak of them'
+            )
+    media: dict[str, Medium] = {} if pictures is None else {"image": pictures}
+    if _has(batch, video):
+        media["video"] = _videos_of(batch, video, _pixel_changer(request.normalize, model, "video"))
+    if _has(batch, audio, f"{audio}_features"):
+        features = _features_of(batch, audio, config, reads_config)
+        media["audio"] = features.of_dtype(_dtype_of(model))
+    return media
+
+
+def _has(batch: Batch, *fields: str) -> bool:
+    values = [batch.get(field) for field in fields]
+    return any(value is not None and len(value) > 0 for value in values)
+
+
+def _pictures_of(
+    batch: Batch, image_field: str, change: Callable[[Tensor], Tensor]
+) -> Pictures | None:
+    """Return the pictures of a batch, normalised; None if it has none."""
+    images = batch.get(image_field)
+    if image_field not in batch:
+        _check_other_fields(batch, image_field)
+    if images is None or len(images) == 0:
+        return None
+    if not isinstance(images, Tensor | list):
+        raise ConfigError(
+            f"model_inputs: {image_field!r} is a {type(images).__name__}: give a tensor, or a list "
+            "of tensors"
+        )
+    tiles = change(images) if isinstance(images, Tensor) else [change(image) for image in images]
+    rows = batch.get(f"{image_field}_row")
+    if rows is None:
+        rows = torch.arange(len(tiles), device=tiles[0].device)
+    if is_packed(batch):
+        num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
+        rows = rows if num_rows > 1 else torch.zeros_like(rows)
+    else:
+        of_rows = batch.get("__valid__", batch.get("input_ids"))
+        num_rows = int(rows.max()) + 1 if of_rows is None else len(of_rows)
+    return Pictures(
+        tiles,
+        rows,
+        num_rows,
+        tiles_per_picture=_joined(batch.get(f"{image_field}_tiles")),
+        sizes=_joined(batch.get(f"{image_field}_size")),
+        samples=batch.get(f"{image_field}_document"),
+    )
+
+
+def _check_other_fields(batch: Batch, image_field: str) -> None:
+    """Refuse a batch whose pictures stand in another field: the model would train without them."""
+    others = [
+        name
+        for name, value in batch.items()
+        if isinstance(value, Tensor)
+        and value.ndim == 4
+        and value.shape[1] == 3
+        and f"{name}_frames" not in batch  # of videos
+    ]
+    if others or image_field != "image":
+        where = " and ".join(map(repr, others)) or "no field"
+        give = f", or pass image_field={others[0]!r}" if others else ""
+        raise ConfigError(
+            f"model_inputs: the batch has no {shown(image_field)}, and pictures in {where}: decode "
+            f"them with Decode(image=){give}"
+        )
+
+
+def _joined(values: Any) -> Tensor | None:
+    """Join what each row has of its pictures, such as [2, 1] and [3], to one tensor, [2, 1, 3]."""
+    if values is None:
+        return None
+    by_row = [torch.as_tensor(value) for value in values if value is not None]
+    return torch.cat(by_row) if by_row else None
+
+
+def _pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], Tensor]:
+    """Return a function that normalises uint8 pixels and leaves floating ones as they are.
+
+    Args:
+        normalize: As `model_inputs` takes it.
+        model: The model, which has a dtype. None: float32.
+        kind: "image" or "video": whose mean and deviation of a processor are taken.
+    """
+
+    def change(image: Tensor) -> Tensor:
+        if image.is_floating_point():
+            return image
+        if image.dtype != torch.uint8:
+            raise ConfigError(f"model_inputs: {kind}s are uint8 or floating, not {image.dtype}")
+        if normalize is None:
+            raise ConfigError(
+                "model_inputs: the pixels are uint8, not normalised: "
+                "to_device(loader, device, normalize=mm.Normalize(processor.image_mean, "
+                "processor.image_std)), or model_inputs(..., normalize=processor)"
+            )
+        settings = _normalize_of(normalize, kind)
+        return Normalizer(settings, _dtype_of(model), image.device)(image)
+
+    return change
+
+
+def _normalize_of(normalize: Any, kind: str) -> Normalize:
+    if isinstance(normalize, Normalize):
+        return normalize
+    processor = getattr(normalize, "image_processor", normalize)
+    processor = getattr(normalize, f"{kind}_processor", processor)
+    if not hasattr(processor, "image_mean") or not hasattr(processor, "image_std"):
+        raise ConfigError(
+            f"model_inputs: normalize={type(normalize).__name__}: give an mm.Normalize, or a "
+            "processor with image_mean and image_std"
+        )
+    return Normalize(processor.image_mean, processor.image_std)
+
+
+def _videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> Videos:
+    """Return the videos of a batch, normalised. Their rate may be the mean over their frames.
+
+    Raises:
+        ConfigError: The batch has videos without ``video_frames``.
+    """
+    value, counts = batch[field], batch.get(f"{field}_frames")
+    if not isinstance(counts, Tensor):
+        raise ConfigError(
+            f"model_inputs: the batch has {field!r} without {field}_frames: decode videos with "
+            "Decode(video=mm.VideoDecoder(...))"
+        )
+    videos = torch.split(value, counts.tolist()) if isinstance(value, Tensor) else value
+    rates = batch.get(f"{field}_fps")
+    if not isinstance(rates, Tensor):
+        times = torch.split(batch[f"{field}_pts_s"].to("cpu", torch.float64), counts.tolist())
+        rates = torch.tensor([mean_rate(video.tolist()) for video in times], dtype=torch.float64)
+    return Videos(
+        [change(video) for video in videos],
+        rates.to("cpu", torch.float64),
+        batch.get(f"{field}_requested_fps"),
+    )
+
+
+def _features_of(batch: Batch, field: str, config: Any, reads_config: bool) -> Features:
+    """Return the features of a batch's recordings.
+
+    Raises:
+        ConfigError: The batch has samples of recordings in place of features. Or these have another
+            number of mel bands than the model takes, or several numbers.
+    """
+    values = batch.get(f"{field}_features")
+    if values is None:
+        raise ConfigError(
+            f"model_inputs: {config.model_type} takes features, and the batch has samples of "
+            f"{field!r}: AudioDecoder.from_processor(processor), or AudioDecoder(features=)"
+        )
+    if not isinstance(values, Tensor):
+        raise ConfigError(
+            f"model_inputs: {config.model_type} takes features of one number of mel bands, these "
+            "differ"
+        )
+    for owner in (config, getattr(config, "audio_config", None)) if reads_config else ():
+        expected = getattr(owner, "num_mel_bins", None)
+        if expected is not None and values.shape[1] != expected:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes {expected} mel bands, the features have "
+                f"{values.shape[1]}: AudioDecoder(features=mm.families.whisper.WhisperFeatures("
+                f"num_mels={expected}))"
+            )
+    return Features(values, batch[f"{field}_features_length"], batch[f"{field}_row"])
+
+
+def _dtype_of(model: Any) -> torch.dtype:
+    """Return the dtype of a model's weights; float32 where there is no model."""
+    dtype = getattr(model, "dtype", None)
+    is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return dtype if isinstance(dtype, torch.dtype) and is_floating else torch.float32
+
+
+# -- whether a model keeps documents apart ---------------------------------------------------------
+
 PROBE_LENGTHS = (5, 1, 7)
+"""Tokens of the documents on which a model is tried with its first flat batch."""
+
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+"""The largest changes of a document's logits that rounding explains, by dtype, in parts of their
+root mean square. What a document sees of another one is 3e-3 to 1 in models without training."""
+
+
+@dataclass(frozen=True)
+class PackingCheck:
+    """What `check_packing` has measured."""
+
+    num_documents: int
+    """How many documents were compared."""
+    leak: float
+    """The largest change of a document when others change, their text and their media. It is in
+    parts of the root mean square of its logits; 0 means equal."""
+
+
+def check_packing(
+    model: Any,
+    batch: Batch,
+    prepare: Callable[[Batch], dict[str, Any]] | None = None,
+    *,
+    normalize: Any = None,
+) -> PackingCheck:
+    """Check that no document of a flat batch sees another one.
+
+    Every second document gets another text, and other pictures, videos and recordings: the logits
+    of the others must stay. Then the same the other way round.
+
+    The model is run without gradients and in evaluation mode, with its own attention. It is not
+    changed, nor are the random states. Take a small batch: memory for two copies of its logits is
+    needed, and time for 3 forward passes. With sharded parameters, each rank must call it, as a
+    forward pass waits for all of them.
+
+    Args:
+        model: A causal model of transformers.
+        batch: A flat batch of a loader, or of `mm.to_device`, on the model's device.
+        prepare: From a batch to the arguments of the model. None: what `model_inputs` returns. Give
+            what your trainer uses, such as a collator of your own.
+        normalize: As `model_inputs` takes it.
+
+    Raises:
+        ConfigError: Documents see each other. The message names the first one, and the argument
+            that is wrong. Or it says that the model itself does not keep them apart. Or the batch
+            is not flat.
+
+    Examples:
+        >>> from mmstream.train import check_packing
+        >>> from mmstream.train.tokenizer import byte_tokenizer
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> tokenizer = byte_tokenizer()
+        >>> pipeline = mm.Pipeline(
+        ...     mm.open_dataset("shards/"),
+        ...     global_batch_size=8,
+        ...     decode=mm.Decode(text=mm.TextDecoder(tokenizer)),
+        ...     batching=mm.Flat(),
+        ... )
+        >>> config = LlamaConfig(
+        ...     vocab_size=len(tokenizer),
+        ...     hidden_size=32,
+        ...     intermediate_size=64,
+        ...     num_hidden_layers=2,
+        ...     num_attention_heads=2,
+        ... )
+        >>> batch = next(iter(mm.Loader(pipeline)))
+        >>> check_packing(LlamaForCausalLM(config), batch).leak
+        0.0
+    """
+    inner, config = model_and_config(model)
+    if inner is None:
+        raise ConfigError("check_packing: give the model itself, as it is run")
+    if not is_packed(batch):
+        raise ConfigError(
+            "check_packing: the batch has no cu_seq_lens_q; make it with Pipeline(batching=)"
+        )
+    prepare = prepare or partial(model_arguments, model_or_family=inner, request=Request(normalize))
+    resolve_vector_math()
+    inputs, leak = prepare(batch), 0.0
+    documents = batch["document_ids"]
+    if len(documents.unique()) < 2:
+        raise ConfigError(
+            "check_packing: the batch has one document, so nothing can leak: give a batch of two "
+            "or more"
+        )
+    with _evaluating(inner):
+        logits = _logits(inner, config, inputs, documents)
+        for parity in (0, 1):
+            changed_batch = with_other_content(batch, parity, special_ids(config))
+            changed = _logits(inner, config, prepare(changed_batch), documents)
+            for number in documents[documents % 2 != parity].unique().tolist():
+                is_document = documents == number
+                change = _distance(logits[is_document], changed[is_document])
+                if not change <= _tolerance(inner, logits):
+                    raise ConfigError(
+                        f"check_packing: document {number} changes with the content of others, by "
+                        f"{change:.1g} of its logits: {_cause(prepare(batch), batch, config)}"
+                    )
+                leak = max(leak, change)
+    return PackingCheck(len(documents.unique()), leak)
+
+
+def _logits(model: Any, config: Any, inputs: dict[str, Any], documents: Tensor) -> Tensor:
+    """Return the logits of the tokens of a batch, [B, T, V]."""
+    try:
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+    except ValueError as error:  # transformers itself refuses what its layers cannot keep apart
+        raise ConfigError(
+            f"check_packing: {config.model_type} does not run on this batch: {error}"
+        ) from error
+    logits: Tensor = outputs.logits[:, : documents.shape[1]]  # without a blank medium
+    return logits
+
+
+def _distance(values: Tensor, others: Tensor) -> float:
+    """Return the root mean square of a difference, in parts of that of the values."""
+    scale = values.float().square().mean().sqrt()
+    distance = (values.float() - others.float()).square().mean().sqrt()
+    return float(distance / scale.clamp(min=1e-30))
+
+
+def _tolerance(model: Any, logits: Tensor) -> float:
+    dtypes = {logits.dtype, getattr(model, "dtype", torch.float32)}
+    if torch.is_autocast_enabled(logits.device.type):
+        dtypes.add(torch.get_autocast_dtype(logits.device.type))
+    return max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
+
+
+def _cause(inputs: dict[str, Any], batch: Batch, config: Any) -> str:
+    """Return what is wrong with the arguments of a model, or that the model itself is."""
+    positions: Any = inputs.get("position_ids")
+    has_positions = positions is not None
+    text_positions = positions[0] if has_positions and positions.ndim == 3 else positions
+    boundaries = batch["cu_seq_lens_q"].long()
+    starts = boundaries[:-1][boundaries.diff() > 0]
+    faults = {
+        "attention_mask is given, and with one models do not look for documents": (
+            inputs.get("attention_mask") is not None
+        ),
+        "use_cache is not False, and with a cache models do not look for documents": (
+            inputs.get("use_cache") is not False
+        ),
+        "position_ids are missing": not has_positions,
+        f"position_ids of {config.model_type} need four rows: text, time, height and width": (
+            has_positions and needs_mrope(config) and (positions.ndim == 2 or len(positions) != 4)
+        ),
+        "position_ids do not begin at 0 in each document": (
+            has_positions
+            and text_positions.shape == batch["input_ids"].shape
+            and bool(text_positions.flatten()[starts].any())
+        ),
+        "seq_idx is missing": has_state_layers(config) and inputs.get("seq_idx") is None,
+    }
+    if any(faults.values()):
+        return "; ".join(fault for fault, is_present in faults.items() if is_present)
+    return (
+        f"{config.model_type} with {attention_of(config)} attention does not keep documents apart "
+        "by these arguments: leave batching= out, so that each row is one document"
+    )
+
+
+def special_ids(config: Any) -> set[int]:
+    """Return the ids of tokens that a config names, such as ``image_token_id``."""
+    ids: set[int] = set()
+    for owner in (config, config.get_text_config()):
+        for name, value in vars(owner).items():
+            if name.endswith(("_token_id", "_token_index")):
+                values = value if isinstance(value, list | tuple) else [value]
+                ids |= {number for number in values if isinstance(number, int)}
+    return ids
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Run a model without gradients and dropout. It stays as it was, and so do random states."""
+    training = [module for module in model.modules() if module.training]
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def with_other_content(batch: Batch, parity: int, special: set[int]) -> Batch:
+    """Return a flat batch with other tokens, pixels and sounds in every second document.
+
+    Args:
+        batch: A flat batch.
+        parity: 0 changes the documents 0, 2, 4 and so on, 1 the others.
+        special: Ids of tokens that stand for media or have another meaning to the model. They stay.
+    """
+    ids: Tensor = batch["input_ids"]
+    first, second = islice((number for number in count() if number not in special), 2)
+    is_text = ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device))
+    is_changed = is_text & (batch["document_ids"] % 2 == parity)
+    replacement = torch.where(ids == first, second, first)
+    changed = {**batch, "input_ids": torch.where(is_changed, replacement, ids)}
+    for companion, documents in batch.items():  # such as image_document: of each picture
+        name = companion.removesuffix("_document")
+        if name == companion or not isinstance(documents, Tensor):
+            continue
+        for field in (name, f"{name}_features"):
+            values, flags = batch.get(field), documents % 2 == parity
+            if isinstance(values, Tensor) and f"{name}_frames" in batch:
+                flags = flags.repeat_interleave(batch[f"{name}_frames"])
+            if values is not None and len(flags):
+                media = [
+                    _inverted(medium) if flag else medium
+                    for medium, flag in zip(values, flags.tolist(), strict=True)
+                ]
+                changed[field] = torch.stack(media) if isinstance(values, Tensor) else media
+    return changed
+
+
+def _inverted(values: Tensor) -> Tensor:
+    return 255 - values if values.dtype == torch.uint8 else 0.5 - values
+
 
 _checked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The attention with which a model was checked. It holds no model."""
@@ -165,7 +907,7 @@ def _check_once(model: Any, config: Any, device: torch.device) -> None:
         logger.warning(
             "model_inputs: %s: not checked whether it keeps documents apart, as it is being "
             "compiled or its parameters are sharded or on another device; call "
-            "mmstream.train.check_packing.check_packing(model, batch) before you wrap the model",
+            "mmstream.train.check_packing(model, batch) before you wrap the model",
             config.model_type,
         )
         return

@@ -15,7 +15,7 @@ import mmstream as mm
 from mmstream import model_inputs
 from mmstream.batching.flat import flatten
 from mmstream.families.family import DocumentMedia
-from mmstream.train.arguments import _with_document
+from mmstream.train.inputs import _with_document
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES
 from tests.helpers.packs import (

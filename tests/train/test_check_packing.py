@@ -12,8 +12,8 @@ import torch
 import mmstream as mm
 from mmstream import model_inputs
 from mmstream.batching.flat import flatten
-from mmstream.train.arguments import LENGTHS
-from mmstream.train.check_packing import check_packing
+from mmstream.train import check_packing
+from mmstream.train.inputs import LENGTHS
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES, TEXT
 from tests.helpers.packs import HALF, batch_of, conversations, decode_and_model, llama, texts
