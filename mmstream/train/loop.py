@@ -240,7 +240,7 @@ def fit(
                     line = {"num_steps": num_steps, **measured}
                     log.write_validation(line)
                     hook_calls.measured("on_validation", line)
-            meter.start(paused=saves)
+            meter.start()
 
         all_received = stopped_by is not None and received_by_all(stop, process)
         if num_steps > saved_steps:  # a signal or a hook ended it between two checkpoints

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,10 +65,8 @@ class Meter:
         self._is_cuda = process.device.type == "cuda"
         self._rows_of_source = dict.fromkeys((source["name"] for source in sources), 0)
         self._position: dict[str, Any] = {}
-        self._modelled = np.zeros(2)  # sum of the imbalance up to the line before, and its steps
-        self._step_end: torch.cuda.Event | None = None
         self._reset()
-        self.start(paused=True)
+        self.start()
 
     def _reset(self) -> None:
         """Count from 0 what a line counts since the line before."""
@@ -79,14 +76,11 @@ class Meter:
         self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
         self._wait_s: float = 0.0
         self._total_s: float = 0.0
-        self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def start(self, *, paused: bool) -> None:
-        """Start to wait for the data of a step. Set `paused` after saving or validating."""
+    def start(self) -> None:
+        """Start to wait for the data of a step."""
         self._mark = time.perf_counter()
         self._loader_wait_s = getattr(self._stats, "wait_s", 0.0)
-        if paused:
-            self._step_end = None
 
     def arrived(self, group: list[Batch]) -> None:
         """Stop waiting: the batches of a step are here. Count their rows and tokens."""
@@ -94,8 +88,6 @@ class Meter:
         # The rest of that time moved the batch to the device.
         waited = getattr(self._stats, "wait_s", math.inf) - self._loader_wait_s
         self._wait_s += min(elapsed, waited)
-        if self._step_end is not None:
-            self._gaps.append((self._step_end, _event()))
         for batch in group:
             self._batch_counts = self._batch_counts + _count(batch)
             for source in _sources_of(batch) if self._rows_of_source else ():
@@ -106,8 +98,6 @@ class Meter:
     def stepped(self) -> None:
         """End a step. On CUDA its kernels are launched, but may still run."""
         self._total_s += time.perf_counter() - self._mark
-        if self._is_cuda:
-            self._step_end = _event()
 
     def read(
         self, rank_loss: Tensor, grad_norm: Tensor, *, num_steps: int, lr: float
@@ -159,7 +149,6 @@ class Meter:
         }
         if self._max_tokens is not None:
             line["fill"] = round(total["tokens"] / (total["rows"] * self._max_tokens), 4)
-            line |= self._imbalance()
         hits = total["num_cache_hit_bytes"]
         if hits or total["num_cached_bytes"]:
             line["cache_hit_fraction"] = round(hits / (total["num_bytes"] + hits), 4)
@@ -167,25 +156,9 @@ class Meter:
             of_sources = {name: int(total[f"source {name}"]) for name in self._rows_of_source}
             line["sources"] = {name: count for name, count in of_sources.items() if count}
         if self._is_cuda:
-            idle_s = sum(before.elapsed_time(after) for before, after in self._gaps) / 1000
-            line["idle_fraction"] = round(idle_s / seconds, 3)
             line["memory_bytes"] = torch.cuda.max_memory_allocated(self._process.device)
         self._reset()
         return line
-
-    def _imbalance(self) -> dict[str, float]:
-        """Return the mean of the modelled imbalance since the line before; {}: it is unknown."""
-        before = self._modelled
-        names = ("total_imbalance", "num_modelled_steps")
-        self._modelled = np.array([getattr(self._stats, name, 0) for name in names])
-        total, num_steps = self._modelled - before
-        return {"modelled_imbalance": round(float(total / num_steps), 4)} if num_steps else {}
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _sources_of(batch: Batch) -> Iterable[str]:
@@ -259,10 +232,7 @@ class StepLog:
                 - samples_per_s, tokens_per_s: over all ranks, since the line before
                 - padding_fraction: share of padding among token positions; None without text
                 - fill: with packs, share of the room of rows that has tokens, since the line before
-                - modelled_imbalance: with packs on several ranks, the modelled cost of the packs of
-                  the rank with most to do, over the mean of a step; 1 is best
                 - wait_fraction: share of the time spent waiting for data
-                - idle_fraction: on CUDA, share of the time in which the device was idle
                 - memory_bytes: on CUDA, peak of the allocated memory
                 - num_bad, num_skipped: bad samples, and samples that a filter left out, of all
                   ranks since the run started; bad has both by kind

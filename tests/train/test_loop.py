@@ -242,7 +242,7 @@ def test_waiting_is_told_from_moving_and_computing(monkeypatch: pytest.MonkeyPat
     for seconds in ((3.0, 2.0, 1.0), (1.0, 0.5, 2.5)):
         step(*seconds)
         now[0] += 50.0  # saving
-        meter.start(paused=True)
+        meter.start()
     assert line()["wait_fraction"] == 0.4
     step(0.5, 0.0, 0.5)
     assert line()["samples_per_s"] == 4.0
@@ -308,13 +308,12 @@ def test_what_a_loader_counts_is_in_the_metrics(tmp_path: Path) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_cuda_lines_say_memory_and_idle_time(tmp_path: Path, precision: str) -> None:
+def test_cuda_lines_say_memory(tmp_path: Path, precision: str) -> None:
     process = TrainProcess(torch.device("cuda", torch.cuda.current_device()))
     batches = mm.to_device(FakeLoader(num_steps=6, num_rows=16), "cuda", normalize=HALF)
     settings = config_of(tmp_path, precision=precision, lr=3e-4)
     clip = small_clip(image_size=32, vocab_size=64, max_length=8, seed=0)
     fit(settings, ContrastiveClip(clip, 16), batches, process)
     step_lines = metrics(tmp_path)
-    assert all(0 <= line["idle_fraction"] <= 1 for line in step_lines[1:])
     assert all(line["memory_bytes"] > 1e6 for line in step_lines)
     assert step_lines[-1]["loss"] < step_lines[0]["loss"]
