@@ -8,9 +8,6 @@ the folder of a tokenizer.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,6 @@ import msgspec
 
 from mmstream.errors import ConfigError, escaped
 from mmstream.families.family import import_torchvision
-
-IMAGE_TOKENS = ("<image>", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>")
-"""Image tokens of Llava and most other models, Qwen-VL, Gemma 3 and InternVL, in this order."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -101,22 +95,6 @@ def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
     return tokenizer
 
 
-def image_token_of(tokenizer: Any) -> str:
-    """Return the token that stands for an image in the chats of a tokenizer.
-
-    Raises:
-        ConfigError: the tokenizer names no image token, and has none of `IMAGE_TOKENS`.
-    """
-    image_token = getattr(tokenizer, "image_token", None)
-    if image_token:
-        return str(image_token)
-    added_tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    for token in IMAGE_TOKENS:
-        if token in added_tokens:
-            return token
-    raise ConfigError(f"the tokenizer has no image token: none of {', '.join(IMAGE_TOKENS)}")
-
-
 # -- folders of transformers -----------------------------------------------------------------------
 #
 # The folder may come from a stranger. `transformers` raises nearly any error for a damaged one, and
@@ -140,14 +118,13 @@ def load_pretrained(kind: str, folder: str, message: str, **settings: Any) -> An
     import transformers
 
     try:
-        with _progress_bars_on_terminals_only():
-            return getattr(transformers, kind).from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,  # other weights are pickles; a tokenizer has none
-                **settings,
-            )
+        return getattr(transformers, kind).from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,  # other weights are pickles; a tokenizer has none
+            **settings,
+        )
     except Exception as error:
         raise ConfigError(f"{message}: {_reason(folder, error)}") from error
 
@@ -184,21 +161,6 @@ def image_settings(folder: Path) -> tuple[Path | None, dict[str, Any]]:
             return whole, settings
     alone = folder / "preprocessor_config.json"
     return (alone, read_json(alone)) if alone.exists() else (None, {})
-
-
-@contextmanager
-def _progress_bars_on_terminals_only() -> Iterator[None]:
-    """Keep the bars of transformers out of log files, where each rank would write one."""
-    from transformers.utils import logging
-
-    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def _reason(folder: str, error: Exception) -> str:

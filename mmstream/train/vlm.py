@@ -29,7 +29,7 @@ from mmstream.errors import ConfigError
 from mmstream.families import qwen_vl
 from mmstream.families.family import import_torchvision
 from mmstream.train.inputs import model_inputs
-from mmstream.train.tokenizer import image_token_of, load_pretrained, read_json
+from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 
 CHAT_FAMILIES = tuple(qwen_vl.FAMILIES)
@@ -128,7 +128,7 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
     Args:
         image_size: side of the square images in pixels, a multiple of 16. Each patch of 16 x 16
             pixels is a token.
-        tokenizer: a `transformers` tokenizer with an image token.
+        tokenizer: a `transformers` tokenizer with the token ``<image>``.
         max_length: longest text in tokens, image tokens included.
         seed: fixes the weights.
     """
@@ -154,7 +154,7 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
         ),
-        image_token_id=tokenizer.convert_tokens_to_ids(image_token_of(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=(image_size // PATCH_SIZE) ** 2,
         vision_feature_layer=-1,  # the last layer, so that both layers are used
     )
@@ -170,20 +170,14 @@ def load_vlm(folder: str, *, tokenizer: Any) -> OneSizeModel:
 
     Args:
         folder: the folder of a model, as `save_pretrained` writes it.
-        tokenizer: its image token must be that of the model.
+        tokenizer: its chat template writes the model's image token.
 
     Raises:
         ConfigError: there is no model that `OneSizeModel` takes, or `tokenizer` belongs to another
             model.
     """
     vlm = _load(folder)
-    token = image_token_of(tokenizer)
-    token_id = tokenizer.convert_tokens_to_ids(token)
-    if token_id != vlm.config.image_token_id:
-        raise ConfigError(
-            f"{folder}: images are token {vlm.config.image_token_id}, the tokenizer's {token} is "
-            f"{token_id}; give the tokenizer of this model"
-        )
+    _check_tokenizer(folder, vlm, tokenizer, "image")
     return OneSizeModel(vlm)
 
 
@@ -198,7 +192,7 @@ def vlm_decode(tokenizer: Any, model: OneSizeModel, max_length: int) -> Decode:
     text = TextDecoder(
         tokenizer,
         max_length=max_length,
-        image_token=image_token_of(tokenizer),
+        image_token=tokenizer.convert_ids_to_tokens(model.vlm.config.image_token_id),
         image_length=model.image_length,
     )
     return Decode(image=ImageDecoder(size=model.image_size), text=text)
@@ -211,15 +205,20 @@ def load_chat(folder: str, tokenizer: Any) -> ChatModel:
         ConfigError: there is no such model, or `tokenizer` belongs to another model.
     """
     vlm = _load(folder)
-    for kind in ("image", "video"):
+    _check_tokenizer(folder, vlm, tokenizer, "image", "video")
+    return ChatModel(vlm)
+
+
+def _check_tokenizer(folder: str, vlm: Any, tokenizer: Any, *kinds: str) -> None:
+    """Refuse a tokenizer whose chat template never writes the tokens of the model's media."""
+    for kind in kinds:
         token_id = getattr(vlm.config, f"{kind}_token_id")
         token = tokenizer.convert_ids_to_tokens(token_id)
-        if token != f"<|{kind}_pad|>":
+        if str(token) not in str(tokenizer.chat_template):
             raise ConfigError(
-                f"{folder}: {kind}s are token {token_id}, which is {token} in the tokenizer; give "
-                "the tokenizer of this model"
+                f"{folder}: {kind}s are token {token_id}, which is {token} in the tokenizer, and "
+                "its chat template never writes it; give the tokenizer of this model"
             )
-    return ChatModel(vlm)
 
 
 def chat_decode(

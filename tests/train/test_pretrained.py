@@ -18,7 +18,6 @@ from mmstream.train.clip import load_clip, small_clip
 from mmstream.train.models import open_model
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from mmstream.train.vlm import load_vlm
-from tests.helpers.families import transformers
 
 
 class Runs:
@@ -50,13 +49,6 @@ def message_of(call: Any, *args: Any) -> str:
     assert "trust_remote_code" not in message
     assert len(message) < 1000
     return message
-
-
-def test_loading_writes_no_progress_bar_into_a_log(clip_folder, capfd):
-    load_clip(str(clip_folder))
-    assert capfd.readouterr() == ("", "")
-    transformers.CLIPModel.from_pretrained(clip_folder)  # the user's own loading has its bar
-    assert "Loading weights" in capfd.readouterr().err
 
 
 def test_weights_that_are_a_pickle_of_more_than_tensors_are_never_opened(clip_folder, tmp_path):

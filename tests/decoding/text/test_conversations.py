@@ -13,7 +13,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.decoding.sample import decode_sample
-from mmstream.train.tokenizer import byte_tokenizer, image_token_of, open_tokenizer
+from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from tests.helpers.chats import (
     CHATML,
     LLAVA,
@@ -23,7 +23,6 @@ from tests.helpers.chats import (
     VICUNA,
     assistant,
     byte_chat,
-    tokenizer,
     user,
 )
 from tests.helpers.corpora import jpeg
@@ -246,7 +245,6 @@ def test_the_byte_tokenizer_can_chat_about_images(tmp_path: Path) -> None:
     assert byte_tokenizer().chat_template is None
     fast.save_pretrained(tmp_path)
     for opened in (fast, open_tokenizer(None, chat=True), open_tokenizer(str(tmp_path), chat=True)):
-        assert image_token_of(opened) == "<image>"
         chat = mm.TextDecoder(opened, image_length=2)(question("0.jpg"))
         assert opened.decode(chat["input_ids"]) == (
             "<|im_start|>user\n<image><image>what is this?<|im_end|>\n"
@@ -265,9 +263,3 @@ def test_a_folder_may_keep_its_template_with_the_processor(tmp_path: Path) -> No
     template = {"chat_template": VICUNA}
     (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode(template))
     assert open_tokenizer(str(tmp_path), chat=True).chat_template == VICUNA
-
-
-def test_the_image_token_is_the_tokenizers_own() -> None:
-    assert image_token_of(tokenizer()) == "<|image_pad|>"
-    with pytest.raises(mm.ConfigError, match="no image token"):
-        image_token_of(byte_tokenizer())
