@@ -105,7 +105,6 @@ def process_group(device: str | None) -> Iterator[TrainProcess]:
     if dist.is_initialized():
         yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _warn_of_restarts()
         if torch_device.type == "cuda":
             dist.init_process_group("nccl", device_id=torch_device)
         else:
@@ -139,21 +138,6 @@ def _open_device(device: str | None) -> torch.device:
             )
         torch.cuda.set_device(torch_device)
     return torch_device
-
-
-def _warn_of_restarts() -> None:
-    """Warn where a restart by torchrun may hang.
-
-    torchrun (torch 2.13) keeps one store for all restarts. Ranks that start again may find the
-    addresses of processes that are gone.
-    """
-    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    if is_shared and may_restart and os.environ["RANK"] == "0":
-        logger.warning(
-            "after a restart by torchrun --max-restarts, ranks may find addresses of processes "
-            "that are gone, and hang: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun"
-        )
 
 
 def is_of_lost_rank(error: RuntimeError) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch.distributed as dist
 
 from mmstream.cli import main
 from mmstream.train import TrainResult, distributed
@@ -20,7 +19,6 @@ from mmstream.train.demo import free_port
 from mmstream.train.distributed import (
     StopRequest,
     note_signals,
-    process_group,
 )
 from tests.helpers.logged_runs import metrics
 from tests.helpers.wait import wait_until
@@ -163,22 +161,6 @@ def test_the_exit_code_says_whether_a_launcher_should_start_all_again(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == code
-
-
-def test_torchrun_that_would_restart_with_an_old_store_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
-    names = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    names |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    for max_restarts in ("0", "3"):
-        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", max_restarts)
-        with process_group("cpu"):
-            pass
-    (warning,) = caplog.messages
-    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun" in warning
 
 
 def test_handlers_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
