@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -42,9 +41,6 @@ KINDS = {
     "null": "",
 }
 """Words for the types of columns."""
-
-MAX_INDENT = 8
-"""Deeper levels of what a manifest says of its source are one line."""
 
 
 @command("mmstream info s3://bucket/corpus", global_batch_size="--plan")
@@ -282,24 +278,8 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
         say(f"  videos and recordings: {media}; mm.Decode(video=, audio=) decodes them")
     which = "some keys" if len(about["keys"]) < len(dataset) else "keys"
     say(f"  {which}: {', '.join(map(escaped, about['keys']))}")
-    for name, value in about["source"].items():
-        for line in _source_lines(name, value, indent=2):
-            say(line)
-
-
-def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
-    """Yield what a manifest says of its source. A dict of dicts has lines of its own."""
-    head = f"{' ' * indent}{escaped(name)}"
-    is_dict = isinstance(value, dict) and bool(value)
-    if is_dict and indent < MAX_INDENT and any(isinstance(v, dict) for v in value.values()):
-        yield f"{head}:"
-        for key, inner in value.items():
-            yield from _source_lines(key, inner, indent + 2)
-    elif is_dict:
-        entries = (f"{escaped(key)} {escaped(inner)}" for key, inner in value.items())
-        yield f"{head}: {', '.join(entries)}"
-    elif value is not None:
-        yield f"{head}: {'none' if value == {} else escaped(value)}"
+    for line in json.dumps(about["source"], indent=2, ensure_ascii=False).splitlines()[1:-1]:
+        say(escaped(line, 300))
 
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:

@@ -24,6 +24,12 @@ from mmstream.cli.shared import (
     say,
     usage,
 )
+from mmstream.errors import StateError
+from mmstream.state import order_of_state, parse_state
+from mmstream.storage import join_url, open_store, split_url
+
+MAX_STATE_BYTES = 64 << 20
+"""Largest JSON file of a state."""
 
 
 @command("mmstream replay s3://bucket/corpus --state run/ --step 120")
@@ -62,11 +68,10 @@ from mmstream.cli.shared import (
     "--check",
     "logs",
     multiple=True,
-    metavar="LOG...",
-    help="Instead, compare training logs with the plan: metrics files, or their folder, of a run "
-    "with --log-keys.",
+    metavar="LOG",
+    help="Instead, compare training logs with the plan: the folder of the metrics of a run with "
+    "--log-keys, or a metrics file. May be repeated.",
 )
-@click.argument("more_logs", metavar="", nargs=-1)
 @allow_foreign_urls
 def replay(
     url: str,
@@ -74,7 +79,6 @@ def replay(
     steps: str | None,
     epoch: int | None,
     logs: tuple[str, ...],
-    more_logs: tuple[str, ...],
     as_json: bool,
     keys: bool,
     allow_foreign_urls: bool,
@@ -91,13 +95,7 @@ def replay(
     """
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture import open_data
-    from mmstream.state import order_of_state, parse_state
-    from mmstream.train.saved_state import read_state
 
-    if more_logs and not logs:
-        raise click.UsageError(
-            f"unexpected {' '.join(more_logs)}: to compare logs, write --check before them"
-        )
     if logs and (keys or any(value is not None for value in rank_options.values())):
         raise click.UsageError(
             "--check compares all ranks and no keys: leave out --keys and the options of ranks"
@@ -107,7 +105,7 @@ def replay(
     dataset = open_data(url, allow_foreign_urls=allow_foreign_urls)
     order, state_epoch, state_step = order_of_state(state, dataset, plan_beside(dataset, state))
     if logs:
-        _check(dataset, order, [*logs, *more_logs], epoch, chosen_steps, as_json)
+        _check(dataset, order, logs, epoch, chosen_steps, as_json)
         return
     first, stop = chosen_steps or (state_step, state_step + 1)
     rows = _rows(order, **rank_options)
@@ -199,3 +197,36 @@ def _rows(
         "balanced" if rows_per_rank is None else parse_rows_per_rank(rows_per_rank)
     )
     return rows_of_rank(order.global_batch_size, World(rank, world_size), shares, order.repeat)
+
+
+def read_state(source: str) -> dict[str, Any]:
+    """Return a loader's state from where it was saved, locally or at ``s3://``.
+
+    Args:
+        source: a JSON file, a checkpoint of ``mmstream train``, or the ``out`` folder of a run. A
+            folder gives the state of its newest good checkpoint.
+
+    Raises:
+        StateError: there is no loader's state at `source`.
+        FileNotFoundError: there is no such checkpoint.
+        StorageError: the storage failed after retries.
+    """
+    folder, name = split_url(open_store(source).url)
+    store = open_store(folder)
+    if not name.endswith(".pt") and store.exists(name):
+        return parse_state(store.read(name, max_bytes=MAX_STATE_BYTES), source)
+    # These import torch.
+    from mmstream.train.checkpoint import NAME, load_checkpoint, load_newest, loader_state
+
+    if name.endswith(".pt"):
+        match = NAME.fullmatch(name)
+        if match is None:
+            raise StateError(
+                f"{name}: not a checkpoint of `mmstream train`, which are named step-NNNNNNNN.pt"
+            )
+        return loader_state(load_checkpoint(store, int(match[1])).content, name)
+    for url in (join_url(source, "checkpoints"), source):
+        checkpoint = load_newest(open_store(url))
+        if checkpoint is not None:
+            return loader_state(checkpoint.content, url)
+    raise StateError(f"{source}: neither a state's JSON nor a folder with checkpoints")

@@ -4,7 +4,7 @@ It is written to be read and copied, in this order:
 
 loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
-checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state
+checkpoint.py   saves a run and resumes it
 metrics.py      measures the steps and writes the lines
 hooks.py        calls the user's hooks;  loggers.py: those for TensorBoard and W&B
 distributed.py  ranks, their process group, threads, signals that stop a run
