@@ -1,4 +1,4 @@
-"""What lies beside a shard: the sidecar for DuckDB, pandas and img2dataset's users, and facts."""
+"""What lies beside a shard: the sidecar for DuckDB, pandas and img2dataset's users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import duckdb
 import pandas as pd
 import pytest
-from mmstream.dataset.facts import write_facts
 
 import mmstream as mm
 from mmstream.converting import sidecar as module
@@ -170,20 +169,3 @@ def test_a_large_sidecar_is_read_in_ranges(monkeypatch, out):
     whole = open_sidecar(store, "shard-000000.tar").read()
     monkeypatch.setattr(columns, "MAX_BUFFERED_BYTES", 0)
     assert open_sidecar(store, "shard-000000.tar").read() == whole
-
-
-# -- convert(facts=True): the same facts as of an index, also of shards that were there before
-
-
-def test_facts_are_written_with_the_shards(corpus, tmp_path):
-    dest = tmp_path / "out"
-    run(corpus, dest, facts=True)
-    written = tree(dest)
-    assert sum(name.endswith(".tar.facts") for name in written) == 5
-    write_facts(mm.open_dataset(dest), overwrite=True, progress=False)
-    assert tree(dest) == written
-    (dest / "shard-000001.tar.facts").unlink()
-    run(corpus, dest, facts=True)
-    assert tree(dest) == written
-    run(corpus, dest, samples_per_shard=9, overwrite=True)
-    assert not list(dest.glob("*.facts"))
