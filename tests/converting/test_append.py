@@ -25,7 +25,7 @@ from mmstream.dataset.removed import take_down
 from mmstream.dataset.verify import verify
 from mmstream.storage import open_store
 from mmstream.storage.write_lock import LockedError, write_lock
-from tests.converting.test_kill import convert_and_die
+from tests.converting.test_kill import convert_and_die, moments_of_death
 from tests.helpers.convert_corpus import (
     jsonl,
     keys,
@@ -334,12 +334,13 @@ def test_killed_anywhere_an_append_is_completed_to_the_same_bytes(week, tmp_path
     old, new = tree(tmp_path / "before"), tree(tmp_path / "whole")
     good = {name for name in old if Path(name).name not in COMMIT}
     folders = list(splits or [""])
-    moment = 0
-    while True:
+
+    def dies(moment):
+        shutil.copytree(tmp_path / "before", tmp_path / f"out{moment}")
+        return convert_and_die(two, tmp_path / f"out{moment}", moment, append=True, **options)
+
+    for moment in moments_of_death(dies):
         out = tmp_path / f"out{moment}"
-        shutil.copytree(tmp_path / "before", out)
-        if not convert_and_die(two, out, moment, append=True, **options):
-            break
         now = tree(out)
         assert {name: now[name] for name in good} == {name: old[name] for name in good}
         for folder in folders:
@@ -348,7 +349,6 @@ def test_killed_anywhere_an_append_is_completed_to_the_same_bytes(week, tmp_path
             assert not [*verify(mm.open_dataset(out / folder))]
         run(two, out, append=True, **options)
         assert tree(out) == new
-        moment += 1
     assert moment > 30
 
 
@@ -382,7 +382,7 @@ def failing_at(moment, kind):
         patch.setattr(kind, "create", failing_create)
         patch.setattr(kind, "write", failing_write)
         patch.setattr(kind, "remove", failing_remove)
-        yield left
+        yield
 
 
 @pytest.mark.slow
@@ -391,18 +391,22 @@ def test_interrupted_anywhere_an_append_to_an_object_store_is_completed(week, me
     convert(one, dest.format("whole"))
     convert(two, dest.format("whole"), append=True)
     new = objects(dest.format("whole"))
-    for moment in range(1000):
+
+    def dies(moment):
         out = dest.format(f"out{moment}")
         convert(one, out)
-        with failing_at(moment, type(open_store(out))) as left:
+        with failing_at(moment, type(open_store(out))):
             try:
                 convert(two, out, append=True)
             except KeyboardInterrupt:
-                assert len(mm.open_dataset(out)) in (10, 16)
+                return True
+        return False
+
+    for moment in moments_of_death(dies):
+        out = dest.format(f"out{moment}")
+        assert len(mm.open_dataset(out)) in (10, 16)
         convert(two, out, append=True)
         assert objects(out) == new
-        if left[0] >= 0:
-            break
     assert moment > 20
 
 

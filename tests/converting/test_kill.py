@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -53,6 +56,22 @@ def dies_at(moment, call):
     return status == signal.SIGKILL
 
 
+def moments_of_death(dies: Callable[[int], bool]) -> Iterator[int]:
+    """Call at every third moment from 0 on, and at the last ones; yield those at which it dies.
+
+    Objects have two moments each, so both kinds are among them.
+    """
+    last = 0
+    for moment in count(0, 3):
+        if not dies(moment):
+            break
+        yield moment
+        last = moment
+    for moment in (last + 1, last + 2):
+        if dies(moment):
+            yield moment
+
+
 def die_at(moment):
     """Kill this process at a moment. Each object has two: half written, and just written."""
     left = [moment]
@@ -83,8 +102,10 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
     rows = make_corpus(tmp_path, 5)
     options = {"samples_per_shard": 3}
     mm.convert(rows, tmp_path / "whole", progress=False, **options)
-    moment = 0
-    while convert_and_die(rows, out := tmp_path / f"out{moment}", moment, **options):
+    for moment in moments_of_death(
+        lambda moment: convert_and_die(rows, tmp_path / f"out{moment}", moment, **options)
+    ):
+        out = tmp_path / f"out{moment}"
         if (out / MARKER_NAME).exists() or moment <= 2:
             with pytest.raises(mm.errors.ManifestError):
                 mm.open_dataset(out)
@@ -94,11 +115,10 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
             assert objects.keys() - tree(tmp_path / "whole").keys() <= {LOCK_NAME}
         mm.convert(rows, out, progress=False, **options)
         assert tree(out) == tree(tmp_path / "whole")
-        moment += 1
     # Two moments each: the marker, two shards of five objects, the rejects of one of them, all
     # rejects, report.json, the index, the manifest. One moment each: two bad lists, removed before
     # the marker is written, and the marker and the lock at the end.
-    assert moment == 2 * (1 + 2 * 5 + 1 + 1 + 1 + 1 + 1 + 1) + 4
+    assert moment == 2 * (1 + 2 * 5 + 1 + 1 + 1 + 1 + 1 + 1) + 3
 
 
 @pytest.mark.slow
@@ -107,12 +127,14 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
     mm.convert(rows, tmp_path / "old", samples_per_shard=2, progress=False)
     mm.convert(rows, tmp_path / "new", samples_per_shard=3, progress=False)
     old, new = tree(tmp_path / "old"), tree(tmp_path / "new")
-    moment = 0
-    while True:
+
+    def dies(moment):
         out = tmp_path / f"out{moment}"
-        mm.convert(rows, out, samples_per_shard=2, progress=False)
-        if not convert_and_die(rows, out, moment, samples_per_shard=3, overwrite=True):
-            break
+        shutil.copytree(tmp_path / "old", out)
+        return convert_and_die(rows, out, moment, samples_per_shard=3, overwrite=True)
+
+    for moment in moments_of_death(dies):
+        out = tmp_path / f"out{moment}"
         if (out / MARKER_NAME).exists():
             with pytest.raises(mm.errors.ManifestError):
                 mm.open_dataset(out)
@@ -122,7 +144,6 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
             assert objects in (old, new)
             mm.convert(rows, out, progress=False, **grouped(samples_per_shard=3, overwrite=True))
         assert tree(out) == new
-        moment += 1
     assert moment > 20
 
 

@@ -13,7 +13,7 @@ import mmstream as mm
 from mmstream.converting.plan import RETRIED_SHARDS
 from mmstream.dataset.manifest import Manifest
 from mmstream.storage import open_store
-from tests.converting.test_kill import convert_and_die
+from tests.converting.test_kill import convert_and_die, moments_of_death
 from tests.helpers.convert_corpus import keys, rejects, run, tree, write_files, write_rows
 from tests.helpers.corpora import jpeg
 
@@ -124,12 +124,14 @@ def test_killed_anywhere_a_retry_is_repeated_to_the_same_bytes(corpus, tmp_path)
     convert(corpus, tmp_path / "whole", retry_rejects=True)
     old, new = tree(tmp_path / "before"), tree(tmp_path / "whole")
     good = set(old) - {"mmstream.json", "rejects.jsonl", "report.json"}
-    moment = 0
-    while True:
+
+    def dies(moment):
         out = tmp_path / f"out{moment}"
         shutil.copytree(tmp_path / "before", out)
-        if not convert_and_die(corpus, out, moment, retry_rejects=True, **options):
-            break
+        return convert_and_die(corpus, out, moment, retry_rejects=True, **options)
+
+    for moment in moments_of_death(dies):
+        out = tmp_path / f"out{moment}"
         assert {name: tree(out)[name] for name in good} == {name: old[name] for name in good}
         assert len(mm.open_dataset(out)) in (13, 19)
         if (out / "mmstream.json").read_bytes() == old["mmstream.json"]:
@@ -138,8 +140,7 @@ def test_killed_anywhere_a_retry_is_repeated_to_the_same_bytes(corpus, tmp_path)
             convert(corpus, out)
             (out / ".mmstream.lock").unlink(missing_ok=True)
         assert tree(out) == new
-        moment += 1
-    assert moment == 2 * (2 * 5 + 1 + 1 + 1 + 1 + 1) + 1  # and the removal of the lock
+    assert moment == 2 * (2 * 5 + 1 + 1 + 1 + 1 + 1)  # the removal of the lock
 
 
 @pytest.mark.parametrize(

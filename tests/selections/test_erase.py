@@ -31,7 +31,7 @@ from mmstream.dataset.verify import verify
 from mmstream.errors import StorageError, TakenDownError
 from mmstream.storage import open_store
 from mmstream.storage.memory import MemoryStore
-from tests.converting.test_kill import dies_at
+from tests.converting.test_kill import dies_at, moments_of_death
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.convert_corpus import objects, run, tree, write_files, write_rows
 from tests.helpers.corpora import jpeg, write_checksums, write_corpus
@@ -241,12 +241,14 @@ def test_an_epoch_goes_on_as_after_a_takedown_that_erased_nothing(tmp_path: Path
 def test_killed_at_any_write_the_same_command_completes_it(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "whole")
     erase_keys(tmp_path / "whole")
-    expected, moment = tree(tmp_path / "whole"), 0
-    while True:
+    expected = tree(tmp_path / "whole")
+
+    def dies(moment: int) -> bool:
+        shutil.copytree(folder, tmp_path / f"{moment}")
+        return dies_at(moment, partial(erase_keys, tmp_path / f"{moment}"))
+
+    for moment in moments_of_death(dies):
         out = tmp_path / f"{moment}"
-        shutil.copytree(folder, out)
-        if not dies_at(moment, partial(erase_keys, out)):
-            break
         if (out / REMOVED_NAME).exists():
             dataset = mm.open_dataset(out)
             assert {s["__key__"] for s in dataset}.isdisjoint(KEYS)
@@ -256,8 +258,6 @@ def test_killed_at_any_write_the_same_command_completes_it(folder: Path, tmp_pat
                 assert "not erased to the end" in problems[0].reason
         erase_keys(out)
         assert tree(out) == expected
-        shutil.rmtree(out)
-        moment += 1
     assert moment > 30
 
 
