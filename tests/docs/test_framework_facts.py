@@ -64,7 +64,7 @@ def test_a_data_loader_with_workers_around_a_loader_is_refused_not_repeated(pipe
 
 
 def sizes(samples):
-    return {"size": torch.tensor([len(sample["jpg"]) for sample in samples])}
+    return {"size": torch.tensor([len(sample["input_ids"]) for sample in samples])}
 
 
 @pytest.mark.slow
