@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
@@ -43,6 +43,7 @@ def make_order(
     return BucketOrder.from_corpus(corpus, buckets, selections_of(counts, numbers), **settings)
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=5), "counts")
@@ -55,7 +56,7 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
     bucket_of = dict(zip(refs, numbers, strict=True))
     bad = data.draw(st.lists(st.sampled_from(refs), max_size=5), "bad") if refs else []
     wanted = {ref for ref in refs if bucket_of[ref] < 4} - set(bad)
-    settings = {
+    given_settings = {
         "global_batch_size": rows,
         "seed": data.draw(st.integers(0, 3), "seed"),
         "drop_last": data.draw(st.booleans(), "drop_last"),
@@ -65,9 +66,9 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
     }
     min_steps = data.draw(st.integers(1, 5), "min_steps")
     try:
-        order = make_order(counts, numbers, min_steps, bad, table, **settings)
+        order = make_order(counts, numbers, min_steps, bad, table, **given_settings)
     except mm.ConfigError:
-        assert len(wanted) < (rows if settings["drop_last"] else 1)
+        assert len(wanted) < (rows if given_settings["drop_last"] else 1)
         return
     rows_of_edge = dict(zip(EDGES, order.settings.rows_of(rows), strict=True))
     num_ranks = np.gcd.reduce([*rows_of_edge.values()])
@@ -102,7 +103,7 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
             assert substitute in wanted
         assert len(seen) == len(set(seen))
         left_out = wanted - set(seen)
-        if settings["drop_last"]:
+        if given_settings["drop_last"]:
             of_parts = Counter(part_of[bucket_of[ref]].edge for ref in left_out)
             assert all(number < rows_of_edge[edge] for edge, number in of_parts.items())
         else:
