@@ -37,6 +37,7 @@ def store(request, s3, monkeypatch, tmp_path):
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             monkeypatch.setenv(name, kind.region or "us-east-1")
+        monkeypatch.setattr(write_lock, "SETTLE_S", 0.1)
         retry._health.cache_clear()
         remote._client_of.cache_clear()
         yield f"{s3}/{tmp_path.name}", proxy
@@ -48,8 +49,7 @@ every_store = pytest.mark.parametrize("store", STORES, indirect=True)
 
 @pytest.mark.slow
 @every_store
-def test_what_is_written_is_read_whole_and_by_ranges(store, monkeypatch):
-    monkeypatch.setattr(write_lock, "SETTLE_S", 0.1)
+def test_what_is_written_is_read_whole_and_by_ranges(store):
     url, proxy = store
     data = os.urandom((8 << 20) + 5)
     folder = open_store(url)
@@ -143,7 +143,7 @@ def test_a_conversion_and_a_resumed_epoch_are_exact(store, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["AWS", "Aliyun OSS"], indirect=True)
+@pytest.mark.parametrize("store", ["Aliyun OSS"], indirect=True)
 def test_a_killed_and_resumed_training_is_exact(store, tmp_path):
     url, _ = store
     convert_to(url, tmp_path)
