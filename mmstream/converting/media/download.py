@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_address
 
 import aiohttp
@@ -39,7 +39,6 @@ from mmstream.converting.media.hosts import (
     DeadHostError,
     DnsCache,
     Host,
-    Hosts,
     Outage,
     TryFailedError,
     WebAddress,
@@ -56,6 +55,9 @@ from mmstream.storage.web import seconds_until
 
 NUM_LOOKUPS = 64
 """Names that are looked up at the same time, by all processes. Resolvers give way under more."""
+
+MAX_HOSTS = 1 << 14
+"""Hosts of which a process knows how they answer: those that were requested last."""
 
 
 class Downloader:
@@ -80,7 +82,7 @@ class Downloader:
         self._options = options
         self._slots = asyncio.Semaphore(max(1, options.num_connections // num_processes))
         per_host = max(1, options.num_connections_per_host // num_processes)
-        self._host = Hosts(per_host).host
+        self._host = lru_cache(MAX_HOSTS)(lambda _: Host(per_host))
         self._dns = DnsCache(
             look_up,
             lambda host: self._dns_outage.answered(host),
@@ -195,7 +197,7 @@ class Downloader:
     async def _get(self, address: WebAddress, host: Host, max_bytes: int) -> bytes | Redirect:
         is_answered, started = True, time.monotonic()
         try:
-            return await self._client.get(address, max_bytes, keep_connection=host.is_busy)
+            return await self._client.get(address, max_bytes, keep_connection=host.num_requests > 1)
         except TryFailedError as failure:
             is_answered, failure.started = failure.is_answered, started
             raise
@@ -541,23 +543,13 @@ def decompressed(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
         return body
     if name not in ("gzip", "x-gzip", "deflate"):
         raise RowError(f"content-encoding {escaped(name)!r} is not supported")
+    inflater = zlib.decompressobj(_ANY_HEADER)
     try:
-        return _inflated(body, _ANY_HEADER, max_bytes)
-    except zlib.error:
-        pass
-    try:  # some servers send "deflate" without a header
-        return _inflated(body, -zlib.MAX_WBITS, max_bytes)
+        data = inflater.decompress(body, max_bytes + 1)
     except zlib.error:
         raise RowError(f"its {name} body is damaged") from None
-
-
-def _inflated(body: bytes, wbits: int, max_bytes: int) -> bytes:
-    inflater = zlib.decompressobj(wbits)
-    data = inflater.decompress(body, max_bytes + 1)
     if len(data) > max_bytes:
         raise RowError(f"larger than {max_bytes:,} bytes when decompressed")
-    if not inflater.eof:
-        raise zlib.error("truncated")
-    if inflater.unused_data:  # to stop at the end of the first part would cut a medium
-        raise zlib.error("more behind its end")
+    if not inflater.eof or inflater.unused_data:  # cut off, or more behind its end
+        raise RowError(f"its {name} body is damaged")
     return data

@@ -15,13 +15,12 @@ import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.download import decompressed, disallowed_by
 from mmstream.converting.media.hosts import (
-    NEGATIVE_TTL_S,
-    POSITIVE_TTL_S,
+    REST_S,
+    TTL_S,
     AllowedHosts,
     DeadHostError,
     DnsCache,
     Host,
-    Hosts,
     Outage,
     TryFailedError,
     host_rule,
@@ -135,7 +134,7 @@ async def test_a_name_is_looked_up_once_until_its_time_is_over() -> None:
     assert {*at_once, await cache.addresses("a")} == {("1.1.1.1", "1.0.0.1")}
     assert dns.asked == ["a"]
     dns.answers["a"] = ["8.8.8.8"]
-    await asyncio.sleep(POSITIVE_TTL_S + 1)
+    await asyncio.sleep(TTL_S + 1)
     assert await cache.addresses("a") == ("8.8.8.8",)
 
 
@@ -148,7 +147,7 @@ async def test_a_name_that_does_not_exist_is_remembered() -> None:
             await cache.addresses("gone")
     assert dns.asked == ["gone"]
     assert dns.answered == ["gone"]
-    await asyncio.sleep(NEGATIVE_TTL_S + 1)
+    await asyncio.sleep(TTL_S + 1)
     dns.answers["gone"] = ["8.8.8.8"]
     assert await cache.addresses("gone") == ("8.8.8.8",)
 
@@ -164,7 +163,7 @@ async def test_a_failed_probe_keeps_the_answer_that_still_holds() -> None:
     assert await cache.addresses("a") == ("1.1.1.1",)  # while the probe runs, too
     assert not await probe
     assert await cache.addresses("a") == ("1.1.1.1",)
-    await asyncio.sleep(POSITIVE_TTL_S + 1)
+    await asyncio.sleep(TTL_S + 1)
     with pytest.raises(TryFailedError):
         await cache.addresses("a")
 
@@ -195,17 +194,12 @@ def new_host(max_requests: int = 4) -> Host:
 
 
 @in_virtual_time
-async def test_a_host_that_asks_for_patience_gets_it_and_fewer_requests() -> None:
+async def test_a_host_that_asks_for_patience_gets_it() -> None:
     host, clock = new_host(16), asyncio.get_running_loop().time
     host.failed(BUSY)
-    host.failed(BUSY)  # of the same burst
-    assert host.limit == 8
     started = clock()
     async with host.slot():
         assert clock() - started == pytest.approx(7)
-    for _ in range(200):
-        host.answered()
-    assert host.limit == 16
 
 
 @in_virtual_time
@@ -213,7 +207,6 @@ async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
     host = new_host()
     for _ in range(20):
         host.failed(SILENT)
-    assert host.limit == 1
     async with host.slot():  # a short break is no death
         pass
     await asyncio.sleep(31)
@@ -221,33 +214,17 @@ async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
     with pytest.raises(DeadHostError):
         async with host.slot():
             pass
-    await asyncio.sleep(61)
-    async with host.slot():  # one request, to see
+    await asyncio.sleep(REST_S + 1)
+    async with host.slot():
         host.failed(SILENT)
-    await asyncio.sleep(61)
     with pytest.raises(DeadHostError):
         async with host.slot():
             pass
-    await asyncio.sleep(61)
+    await asyncio.sleep(REST_S + 1)
     async with host.slot():
         host.answered()
-    assert host.limit == 4
-
-
-@in_virtual_time
-async def test_only_hosts_of_which_nothing_is_known_are_forgotten() -> None:
-    hosts = Hosts(4, asyncio.get_running_loop().time)
-    silent, throttled, busy = map(hosts.host, ("silent", "throttled", "busy"))
-    silent.failed(SILENT)
-    throttled.failed(BUSY)
-    idle = hosts.host("idle")
-    async with busy.slot():
-        for number in range(10_000):
-            hosts.host(f"{number}.example")
-    assert hosts.host("silent") is silent
-    assert hosts.host("throttled") is throttled
-    assert hosts.host("busy") is busy
-    assert hosts.host("idle") is not idle
+    async with host.slot():
+        pass
 
 
 @in_virtual_time
@@ -264,7 +241,6 @@ async def test_urls_that_hang_at_the_end_of_a_shard_make_no_host_dead() -> None:
             pass
     async with host.slot():  # a good URL of the next shard
         host.answered()
-    assert host.limit > 1
     async with host.slot(is_retry=True):
         pass
 
@@ -284,23 +260,6 @@ async def test_downloads_that_wait_for_a_host_do_not_wait_for_a_dead_one() -> No
 
     await asyncio.gather(*(request() for _ in range(20)))
     assert ends == ["asked"] * 8 + ["left out"] * 12
-
-
-@in_virtual_time
-async def test_a_download_that_is_given_up_leaves_its_slot() -> None:
-    host = new_host(1)
-
-    async def request() -> None:
-        async with host.slot():
-            await asyncio.sleep(10)
-
-    tasks = [asyncio.create_task(request()) for _ in range(5)]
-    await asyncio.sleep(1)
-    for task in tasks[:4]:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    async with host.slot():
-        assert not tasks[4].cancelled()
 
 
 # -- outages --------------------------------------------------------------------------------------
@@ -359,7 +318,6 @@ async def test_zero_never_stops() -> None:
 
 
 BODY = b"medium" * 100
-RAW_DEFLATE = zlib.compressobj(wbits=-15)
 
 
 @pytest.mark.parametrize(
@@ -369,9 +327,8 @@ RAW_DEFLATE = zlib.compressobj(wbits=-15)
         (BODY, "identity"),
         (gzip.compress(BODY, mtime=0), "GZIP"),
         (zlib.compress(BODY), "deflate"),
-        (RAW_DEFLATE.compress(BODY) + RAW_DEFLATE.flush(), "deflate"),
     ],
-    ids=["none", "identity", "gzip", "zlib", "raw"],
+    ids=["none", "identity", "gzip", "zlib"],
 )
 def test_compressed_bodies_are_unpacked(body: bytes, encoding: str | None) -> None:
     assert decompressed(body, encoding, 1000) == BODY
