@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +32,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmstream.converting.engines import Engine, EngineName, Progress, engine_of, require_engine
+from tqdm import tqdm
+
+from mmstream.converting.engines import Engine, EngineName, engine_of, require_engine
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.options import (
     GROUPS,
@@ -44,7 +45,6 @@ from mmstream.converting.options import (
     Rerun,
     RowReading,
     Splitting,
-    option_words,
 )
 from mmstream.converting.outputs import (
     Output,
@@ -318,7 +318,6 @@ def convert(
         num_processes=max(1, num_workers or 1),
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
-    command = _command(rows, dest, media_root, access, options)
     rows_root = root if media_root is None else None
     with open_rows(rows, options.row_options, rows_root) as source:
         report = _converted(
@@ -328,7 +327,6 @@ def convert(
             options,
             access,
             work,
-            command,
             engine_of(engine, num_workers),
             progress,
         )
@@ -353,7 +351,6 @@ def _converted(
     options: Options,
     access: MediaAccess,
     work: Work,
-    command: str,
     run_jobs: Engine,
     progress: bool,
 ) -> ConvertReport:
@@ -369,7 +366,7 @@ def _converted(
     with ExitStack() as locks:
         outputs = locked_outputs(store, rows_urls, source, options, access.root, work, locks)
         for output in outputs:
-            begin_output(output, access.root, command)
+            begin_output(output, access.root)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
         report = _finish(outputs, shard_reports, access.root, progress, started)
     warn_of_leaks(outputs, progress)
@@ -461,12 +458,15 @@ def _write_shards(
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
     jobs = (job for output in outputs for job in jobs_of(output, source, options, access))
     num_rows = sum(len(rows) for output in outputs for _, rows in shards_of(output))
-    with Progress(num_rows, progress) as bar:
-        for url, report in run_jobs(jobs, bar.counts):
+    num_rejects, is_hidden = 0, None if progress else True
+    with tqdm(total=num_rows, unit="row", desc="convert", disable=is_hidden) as bar:
+        for url, report in run_jobs(jobs):
             reports[split_of_url[url]].append(report)
             if report.repaired:
                 logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
-            bar.finish_shard(report)
+            num_rejects += report.num_rejects
+            bar.set_postfix_str(f"{num_rejects:,} rejected", refresh=False)
+            bar.update(report.num_rows)
     for shards in reports.values():  # from shard-1000000.tar on, names are longer
         shards.sort(key=lambda report: (len(report.name), report.name))
     return reports
@@ -595,41 +595,6 @@ def _total_of(reports: dict[str | None, ConvertReport], started: float) -> Conve
         reject_kinds=joined_groups(chain(*(report.reject_kinds for report in reports.values()))),
         splits={split: report for split, report in reports.items() if split is not None},
     )
-
-
-def _command(
-    rows: Rows,
-    dest: str,
-    media_root: str | None,
-    access: MediaAccess,
-    options: Options,
-) -> str:
-    """Return the command line that continues this conversion. The marker holds it."""
-    names = file_names(rows)
-    if names is None:
-        return f"mm.convert(rows, {dest!r}, ...) with the same rows and options"
-    settings = {
-        "reading": options.reading,
-        "splitting": options.splitting,
-        "media": options.media,
-        "downloads": access.downloads,
-        "duplicates": options.duplicates,
-    }
-    of_settings = [option_words(name, value) for name, value in settings.items() if value]
-    if None in of_settings or not options.sidecar:
-        return f"mm.convert({names!r}, {dest!r}, ...) with the same options"
-    command = ["mmstream", "convert", *names, dest]
-    command += [word for flags in of_settings for word in flags or ()]
-    values = {
-        "--media-root": media_root,
-        "--samples-per-shard": options.samples_per_shard,
-        "--shuffle-seed": options.shuffle_seed,
-    }
-    command += [
-        word for flag, value in values.items() if value is not None for word in (flag, str(value))
-    ]
-    command += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
-    return shlex.join(command)
 
 
 MAX_ROWS = 10_000

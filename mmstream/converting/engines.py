@@ -13,37 +13,24 @@ CPU, and the others go on.
 All nodes must see the destination and the media under the same paths. Rows need not be there: they
 go with their job, where they lie on this machine.
 
-The progress bar says rows a second, megabytes a second, time left, rejects:
-
-    shard (any process of this machine) -> `Progress.counts` -> PROGRESS (a thread) -> the terminal
-
-A shard may take an hour where its media are downloaded, so the bar counts rows and not shards. The
-processes that write shards add to three numbers in memory that they share, row by row. The main
-process reads these a few times a second. Tasks on other machines do not have them; their rows are
-counted when their shard is done.
 """
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from traceback import format_exc
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
-from tqdm import tqdm
-
 from mmstream.converting.media.load import LoadedRow
 from mmstream.converting.media.references import MediaAccess, folder_stamp
 from mmstream.converting.options import MediaOptions
-from mmstream.converting.report import LiveCounts
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.processes.machine import num_cores
@@ -52,9 +39,8 @@ from mmstream.storage import is_remote, open_store
 
 EngineName: TypeAlias = Literal["processes", "ray"]
 
-Engine: TypeAlias = Callable[[Iterable[ShardJob], LiveCounts], Iterator[tuple[str, ShardReport]]]
-"""Writes shards. Yields (URL of the store, report) for each job, when it is done. Processes of this
-machine count their rows meanwhile."""
+Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]]
+"""Writes shards. Yields (URL of the store, report) for each job, when it is done."""
 
 
 def require_engine(name: str, num_workers: int | None, dest: str) -> None:
@@ -72,12 +58,12 @@ def engine_of(name: str, num_workers: int | None) -> Engine:
             CPU of the cluster.
     """
     if name == "ray":
-        return lambda jobs, _: _run_on_ray(jobs, num_workers)
-    return lambda jobs, live: _run_in_workers(jobs, num_workers or 1, live)
+        return lambda jobs: _run_on_ray(jobs, num_workers)
+    return lambda jobs: _run_in_workers(jobs, num_workers or 1)
 
 
 def _run_in_workers(
-    jobs: Iterable[ShardJob], num_workers: int, live: LiveCounts
+    jobs: Iterable[ShardJob], num_workers: int
 ) -> Iterator[tuple[str, ShardReport]]:
     """Write shards. Yield (URL of the store, report) for each job, when it is done.
 
@@ -88,7 +74,7 @@ def _run_in_workers(
         Exception: Whatever `write_shard` raises. The other workers are stopped.
     """
     if num_workers <= 1:
-        yield from ((job.store.url, write_shard(job, live=live)) for job in jobs)
+        yield from ((job.store.url, write_shard(job)) for job in jobs)
         return
     num_cpus = min(num_workers, num_cores())
     cpus_per_shard = multiprocessing.get_context("forkserver").RawValue("i", 1)
@@ -111,7 +97,7 @@ def _run_in_workers(
         num_workers,
         command="convert",
         prepare=_Worker.begin,
-        prepare_args=(cpus_per_shard, live),
+        prepare_args=(cpus_per_shard,),
     ):
         num_unfinished -= 1
         if all_begun:
@@ -124,11 +110,10 @@ class _Worker:
 
     cpus_per_shard: ClassVar[Any]
     """An int in memory that the main process shares. Only it writes there."""
-    live: ClassVar[LiveCounts]
 
     @classmethod
-    def begin(cls, cpus_per_shard: Any, live: LiveCounts) -> None:
-        cls.cpus_per_shard, cls.live = cpus_per_shard, live
+    def begin(cls, cpus_per_shard: Any) -> None:
+        cls.cpus_per_shard = cpus_per_shard
 
 
 class _WorkerCpus:
@@ -150,7 +135,7 @@ class _WorkerCpus:
 
 def _write_shard_in_worker(job: ShardJob) -> ShardReport:
     with closing(_WorkerCpus()) as idle_cpus:
-        return write_shard(job, idle_cpus, _Worker.live)
+        return write_shard(job, idle_cpus)
 
 
 MAX_RETRIES = 5
@@ -274,65 +259,3 @@ def _require_visible(job: ShardJob, report: ShardReport) -> None:
             f"{job.store.url_of(name)}: a node of Ray wrote it, and this machine does not see it; "
             "write to a folder that all nodes share, or to s3://"
         )
-
-
-INTERVAL_S = 0.25
-
-
-class Progress:
-    """A progress bar on the terminal. A context manager.
-
-    Args:
-        num_rows: Rows of all shards.
-        is_shown: Whether there is a bar. It is shown on a terminal only.
-    """
-
-    def __init__(self, num_rows: int, is_shown: bool) -> None:
-        self.counts: LiveCounts = multiprocessing.get_context("forkserver").RawArray("q", 3)
-        """There is no lock. An addition that is lost is made up for when its shard is done."""
-        self._bar = tqdm(
-            total=num_rows, unit="row", desc="convert", disable=None if is_shown else True
-        )
-        self._stack = ExitStack()
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._written = np.zeros(3, np.int64)  # rows, rejects, bytes of finished shards
-        self._num_kept = 0
-
-    def __enter__(self) -> Progress:
-        self._stack.enter_context(self._bar)
-        if not self._bar.disable:
-            thread = threading.Thread(target=self._watch, name="mmstream-progress", daemon=True)
-            thread.start()
-            self._stack.callback(thread.join)
-            self._stack.callback(self._ended.set)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def finish_shard(self, report: ShardReport) -> None:
-        """Count a shard that is done. The rows of one that an earlier call wrote took no time."""
-        with self._lock:
-            if report.reused:
-                self._num_kept += report.num_rows
-            else:
-                self._written += (report.num_rows, report.num_rejects, report.num_bytes)
-        self._show()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
-            self._show()
-
-    def _show(self) -> None:
-        """Draw the bar. Rows of shards in work are counted by their processes."""
-        if self._bar.disable:
-            return
-        with self._lock:
-            rows, rejects, num_bytes = np.maximum(self._written, self.counts).tolist()
-            bar = self._bar
-            bar.initial = self._num_kept  # the rate is that of the rows that this call wrote
-            bar.n = max(bar.n, min(self._num_kept + rows, bar.total))
-            elapsed = bar.format_dict["elapsed"] or 0
-            rate = num_bytes / 1e6 / elapsed if elapsed else 0.0
-            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejected")

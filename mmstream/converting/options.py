@@ -409,29 +409,6 @@ def changed_settings(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def option_words(argument: str, settings: Any) -> list[str] | None:
-    """Return the words of a command line that stand for settings. None: it has no such options.
-
-    Examples:
-        >>> option_words("media", MediaOptions(check="full", max_image_side=512))
-        ['--media-check', 'full', '--max-image-side', '512']
-    """
-    command_line: list[str] = []
-    for name, value in changed_settings(settings).items():
-        flag = FLAGS[argument].get(name)
-        if flag is None:
-            return None
-        if isinstance(value, bool):
-            command_line.append(flag)
-        elif isinstance(value, tuple):
-            command_line += [word for item in value for word in (flag, str(item))]
-        elif isinstance(value, Mapping):
-            command_line += [flag, ",".join(f"{key}={item}" for key, item in value.items())]
-        else:
-            command_line += [flag, str(value)]
-    return command_line
-
-
 @dataclass(frozen=True)
 class Options:
     """The caller's options that change the output. Impossible ones raise ConfigError."""

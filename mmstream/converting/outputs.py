@@ -8,7 +8,7 @@ that was killed there finds the same again.
 
 A conversion writes these, in this order:
 
-    mmstream.unfinished.json   the marker: the plan, and the command that continues it
+    mmstream.unfinished.json   the marker: the plan
     shard-000000.tar           the shards, each with its index (.idx) and checksums (.crc32c);
                                reports/shard-000000.json commits each of them; the shard's
                                rejects lie beside the report (.rejects.jsonl)
@@ -20,9 +20,9 @@ A conversion writes these, in this order:
     mmstream.index.HEX         the index of all shards, named by its content
     mmstream.json              the manifest; then the marker is removed
 
-A killed conversion leaves its marker. `open_dataset` then refuses the folder, and names the command
-that continues. A list of bad samples from an earlier dataset is removed before the marker is
-written. If no row became a sample, only the rejects stay; the next call tries every row again.
+A killed conversion leaves its marker. `open_dataset` then refuses the folder, and says what
+finishes it. A list of bad samples from an earlier dataset is removed before the marker is written.
+If no row became a sample, only the rejects stay; the next call tries every row again.
 
 One conversion may write there, or several that write other ranges of shards. A conversion of all
 shards holds ``.mmstream.lock`` in the destination. One of the shards [a, b) holds
@@ -520,7 +520,7 @@ def _require_same_plan(
 
 
 def read_marker(store: Store) -> dict[str, Any]:
-    """Return the marker of an unfinished conversion: its plan, and what continues it."""
+    """Return the marker of an unfinished conversion: its plan and its media root."""
     return read_json(store, MARKER_NAME)
 
 
@@ -887,15 +887,14 @@ def _own_shards(
     }
 
 
-def begin_output(output: Output, root: str | None, command: str) -> None:
+def begin_output(output: Output, root: str | None) -> None:
     """Write the marker, if shards will be written.
 
     Args:
         output: With its lock.
         root: Folder of the media.
-        command: What continues the conversion.
     """
-    marker = {"command": command, "media_root": root, "plan": output.plan}
+    marker = {"media_root": root, "plan": output.plan}
     if output.work.shard_range is not None and output.state != "finished":
         begin_range(output.store, output.shards, marker)
     elif output.lock is not None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -86,40 +86,21 @@ class CorpusReport:
     that an append found in the dataset already."""
 
 
-LiveCounts: TypeAlias = Any
-"""Rows, rejects and bytes of samples so far: three numbers that may lie in shared memory."""
-
-
 class RowCounter:
-    """Counts the rows of one shard while they are written, or those of several shards.
+    """Counts the rows of one shard while they are written, or those of several shards."""
 
-    Args:
-        live: Also counted here.
-    """
-
-    def __init__(self, live: LiveCounts = None) -> None:
-        self._live = [0, 0, 0] if live is None else live
+    def __init__(self) -> None:
         self._formats: Counter[str] = Counter()
         self._unread_keys: Counter[str] = Counter()
         self._media: dict[str, tuple[int, int]] = {}
 
     def add(self, draft: Draft, media: Iterable[Media]) -> None:
         """Count one row that became a sample."""
-        self._live[0] += 1
         self._formats[encodable(draft.format)] += 1  # of a tar: the names of its fields
         for key in draft.unread:
             self._add_unread(key[:MAX_KEY_CHARACTERS], 1)
         for medium in media:
             self._add_media(medium.extension, 1, len(medium.content))
-
-    def add_reject(self) -> None:
-        """Count one row that became no sample."""
-        self._live[0] += 1
-        self._live[1] += 1
-
-    def add_sample(self, fields: Mapping[str, bytes]) -> None:
-        """Count the bytes of one sample."""
-        self._live[2] += sum(map(len, fields.values()))
 
     def add_counts(self, counts: RowCounts) -> None:
         """Add the counts of a shard, or of a dataset."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +23,7 @@ from tqdm import tqdm
 from mmstream.converting.report import read_shard_report, remove_reports, report_name
 from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes, wrong_size
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import commit
+from mmstream.dataset.files import commit, json_lines
 from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
@@ -167,7 +166,8 @@ def reshard(
     with write_lock(store, "reshard") as lock:
         if _is_finished(store, recipe):
             return packs and open_plan(plan_folder(store.url, name))
-        _begin(store, dataset, plan, recipe)
+        if not store.exists(MARKER_NAME):
+            store.write(MARKER_NAME, json_lines({"reshard": recipe}))
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
         opened = None
         if packs is not None:
@@ -179,21 +179,6 @@ def reshard(
             opened = write_plan(planned, plan_folder(store.url, name))
         _finish(store, dataset, shards, recipe)
     return opened
-
-
-def _begin(store: Store, dataset: Dataset, plan: str | None, recipe: dict[str, Any]) -> None:
-    """Write the marker, with the command that goes on."""
-    if store.exists(MARKER_NAME):
-        return
-    seed = recipe["shuffle_seed"]
-    command = "mm.reshard(dataset, dest) with the same arguments"
-    if plan is not None and dataset.selection is None:
-        words = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
-        words += ["--no-shuffle"] if seed is None else ["--shuffle-seed", str(seed)]
-        words += ["--samples-per-shard", str(recipe["samples_per_shard"])]
-        command = shlex.join(words)
-    marker = {"command": command, "reshard": recipe}
-    store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
 
 
 def _plan_of(dataset: Dataset, plan: str) -> PackPlan:

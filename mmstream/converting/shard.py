@@ -39,7 +39,6 @@ from mmstream.converting.media.load import IdleCpus, load_rows
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import MediaOptions, Options
 from mmstream.converting.report import (
-    LiveCounts,
     Reject,
     RowCounter,
     RowCounts,
@@ -140,9 +139,7 @@ class ShardJob:
     """{key: reason} of the rows that the dataset has already."""
 
 
-def write_shard(
-    job: ShardJob, idle_cpus: IdleCpus | None = None, live: LiveCounts = None
-) -> ShardReport:
+def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport:
     """Write one shard, unless an earlier call did. Return its report.
 
     A row that cannot be used raises nothing. It becomes a line of the shard's rejects.
@@ -150,7 +147,6 @@ def write_shard(
     Args:
         job: The shard.
         idle_cpus: What helps to check media. The bytes of the shard do not depend on it.
-        live: Rows, rejects and bytes are added to these numbers, row by row.
 
     Raises:
         MMStreamError: The file of rows changed since the conversion began, the lock was lost, or a
@@ -162,7 +158,7 @@ def write_shard(
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0, append=job.append)
-    counter = RowCounter(live)
+    counter = RowCounter()
     with _sidecar(job) as sidecar, ExitStack() as stack:
         rejects = ShardRejects(job.store, job.name, stack)
         samples = _samples(job, rejects, sidecar, counter, idle_cpus)
@@ -317,7 +313,6 @@ def _samples(
     for row, draft, media in load_rows(_drafts(job), job.access, job.options.media, idle_cpus):
         key = row_key(job.first_row + row.index)
         if isinstance(draft, RowError):
-            counter.add_reject()
             left_out = isinstance(draft, LeftOutError)
             rejects.add(Reject(row.file, row.number, str(draft), key, left_out))
             if sidecar is not None:
@@ -332,7 +327,6 @@ def _samples(
         for sample_key, fields in samples_of(key, draft, media, per_caption):
             if sidecar is not None:
                 sidecar.add_sample(row, sample_key, fields, stored)
-            counter.add_sample(fields)
             yield sample_key, fields
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -340,20 +339,12 @@ def _why_no_dataset(store: Store) -> str:
 
 
 def _finish_hint(store: Store) -> str:
-    """Return what to do about an unfinished conversion: run the command that its marker names."""
-    rerun = "run the same `mmstream convert` again to finish it"
-    try:
-        marker = msgspec.json.decode(store.read(MARKER_NAME, max_bytes=MAX_MARKER_BYTES))
-        if "bake" in marker:
-            rerun = "run the same `mmstream bake` or mm.bake again to finish it"
-        arguments = shlex.split(str(marker["command"]))
-        command = shlex.join(arguments)  # quoted, so that no word can be another command
-        is_known = arguments[:1] == ["mmstream"] and arguments[1] in ("convert", "reshard", "bake")
-        if is_known and command.isprintable():
-            return f"finish it with: {command}"
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        pass
-    return rerun
+    """Return what to do about an unfinished conversion."""
+    command = "convert"
+    with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        marker = msgspec.json.decode(store.read(MARKER_NAME, max_bytes=MAX_MARKER_BYTES), type=dict)
+        command = next((name for name in ("bake", "reshard") if name in marker), command)
+    return f"run the same `mmstream {command}` again to finish it"
 
 
 def _open_tars(urls: Sequence[str], bad_list: bool, storage_kind: StorageKind | None) -> Dataset:

@@ -11,7 +11,7 @@ import pytest
 from tqdm import tqdm
 
 import mmstream as mm
-from mmstream.converting import engines
+from mmstream.converting import convert as convert_module
 from mmstream.dataset.files import README_NAME
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.tar.samples import iter_members
@@ -215,7 +215,7 @@ def test_a_readme_that_is_there_stays(texts, tmp_path):
 def terminal(monkeypatch):
     file = io.StringIO()
     monkeypatch.setattr(
-        engines,
+        convert_module,
         "tqdm",
         lambda **k: tqdm(**k | {"disable": k["disable"] or False, "file": file}),
     )

@@ -126,7 +126,7 @@ def test_a_killed_call_goes_on_and_gives_the_same_files(
     monkeypatch.setattr(module, "_write_shard", fail_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         mm.reshard(corpus, killed, plan="64", samples_per_shard=30)
-    with pytest.raises(mm.errors.ManifestError, match="finish it with: mmstream reshard"):
+    with pytest.raises(mm.errors.ManifestError, match="the same `mmstream reshard` again"):
         mm.open_dataset(killed)
     first = (killed / written[0]).stat().st_mtime_ns
     monkeypatch.setattr(module, "_write_shard", write_shard)

