@@ -13,7 +13,6 @@ import logging
 import os
 import pickle
 import re
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -145,8 +144,7 @@ def bake(
         True
     """
     baker = baker_of(pipeline, batch_function, batch_size, device, epoch_of_draws)
-    command = "mm.bake(pipeline, dest) with the same pipeline"
-    return bake_into(baker, os.fspath(dest), num_workers, progress, command)
+    return bake_into(baker, os.fspath(dest), num_workers, progress)
 
 
 def baker_of(
@@ -200,9 +198,7 @@ def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
             )
 
 
-def bake_into(
-    baker: Baker, dest: str, num_workers: int, progress: bool, command: str
-) -> BakeReport:
+def bake_into(baker: Baker, dest: str, num_workers: int, progress: bool) -> BakeReport:
     """Bake a dataset; raises as `bake`.
 
     Args:
@@ -210,7 +206,6 @@ def bake_into(
         dest: Folder or URL of the new dataset.
         num_workers: Worker processes.
         progress: Show a progress bar (on a terminal only).
-        command: What continues the call. The marker of an unfinished dataset holds it.
     """
     started = time.monotonic()
     if num_workers < 0:
@@ -231,30 +226,13 @@ def bake_into(
             finished = baked_content(Dataset(Manifest.read(store), store))
             assert finished is not None
             return _report(store, finished, started)
-        _say_size(store, baker, num_workers)
-        begin(store, baker.dataset, settings, command)
+        # A function that fails is noticed before anything is written.
+        logger.info("%s: %s", store.url, estimate(baker, TRIED_SAMPLES, num_workers)[-1])
+        begin(store, baker.dataset, settings)
         reports = _write_shards(BakeJob(baker, store, lock), num_workers, progress)
         content = _content(baker, fingerprint, reports)
         finish(store, baker.dataset, reports, content, lock)
     return _report(store, content, started, reports)
-
-
-def _say_size(store: Store, baker: Baker, num_workers: int) -> None:
-    """Log how large the result will be, and warn where the disk has less room."""
-    num_bytes, lines = estimate(baker, TRIED_SAMPLES, num_workers)
-    logger.info("%s: %s", store.url, lines[-1])
-    folder = store.local_path("")
-    if folder is None:
-        return
-    path = Path(folder).absolute()
-    while not path.exists():
-        path = path.parent
-    free = shutil.disk_usage(path).free
-    if num_bytes > free:
-        logger.warning(
-            "%s: the baked dataset takes about %.3g GB, and the disk has %.3g GB free",
-            *(store.url, num_bytes / 1e9, free / 1e9),
-        )
 
 
 def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardReport]:
@@ -451,12 +429,12 @@ class BakeReport:
         )
 
 
-def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> tuple[int, list[str]]:
+def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> list[str]:
     """Try the first samples of some shards, in this process. Nothing is written.
 
     Returns:
-        The size of all tars in bytes, about; and lines that say what the files of a sample are,
-        what was refused, and last how much it is and how long it takes.
+        Lines that say what the files of a sample are, what was refused, and last how much it is
+        and how long it takes.
 
     Raises:
         ConfigError: A value cannot be stored, or depends on random draws. And what
@@ -476,7 +454,7 @@ def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> tuple[int,
     num_tried = max(1, len(samples))
     seconds = (time.monotonic() - started) / num_tried * len(dataset) / max(1, num_workers)
     sample_bytes = sum(num_bytes for num_bytes, _, _ in samples) / num_tried
-    num_bytes = round(sample_bytes * len(dataset))
+    num_bytes = sample_bytes * len(dataset)
     num_bad = sum(bool(kind) for _, kind, _ in samples)
     lines = [f"{len(samples):,} samples tried, {num_bad:,} of them bad or left out"]
     for name, file in files.items():
@@ -492,7 +470,7 @@ def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> tuple[int,
         f"{time_text(seconds)} with {max(1, num_workers)} "
         f"{'processes' if num_workers > 1 else 'process'}"
     )
-    return num_bytes, lines
+    return lines
 
 
 def _tar_bytes(sample: BakedSample) -> int:
@@ -501,7 +479,7 @@ def _tar_bytes(sample: BakedSample) -> int:
 
 # -- where it is written ---------------------------------------------------------------------------
 #
-# The marker and the fingerprint are written first: they say what is baked, and what continues it.
+# The marker and the fingerprint are written first: they say what is baked.
 # The manifest commits the dataset; then the reports and the marker are removed.
 
 
@@ -557,11 +535,11 @@ def is_finished(store: Store, settings: dict[str, Any]) -> bool:
     return is_whole
 
 
-def begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str) -> None:
+def begin(store: Store, dataset: Dataset, settings: dict[str, Any]) -> None:
     """Write the marker and the fingerprint. Before, remove what killed calls left."""
     _remove_temporary_files(store, dataset)
     if not store.exists(MARKER_NAME):
-        store.write(MARKER_NAME, json_lines({"command": command, "bake": settings}))
+        store.write(MARKER_NAME, json_lines({"bake": settings}))
     content = {"fingerprint": fingerprint_of(settings), "settings": settings}
     store.write(FINGERPRINT_NAME, json_lines(content))
 

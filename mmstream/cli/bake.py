@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import click
 
-from mmstream.cli.select import choosing, words_of
+from mmstream.cli.select import choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -97,18 +96,11 @@ def bake(
     function: Any = None if batch_name is None else load_function(batch_name)
     baker = baker_of(pipeline, function, batch_size, device, epoch_of_draws)
     if dry_run is not None:
-        for line in estimate(baker, dry_run, num_workers)[1]:
+        for line in estimate(baker, dry_run, num_workers):
             say(line)
         return
-    arguments = ["mmstream", "bake", source, dest, "--pipeline", pipeline_name]
-    if batch_name is not None:
-        arguments += ["--batch-function", batch_name, "--batch-size", str(batch_size)]
-        arguments += ["--device", device]
-    arguments += ["--epoch-of-draws", str(epoch_of_draws)] if epoch_of_draws is not None else []
-    arguments += ["--num-workers", str(num_workers), *words_of(choice)]
-    arguments += ["--allow-foreign-urls"] if allow_foreign_urls else []
     with shows_infos_of("mmstream.baking.bake"):  # how large the result will be
-        report = bake_into(baker, dest, num_workers, True, shlex.join(arguments))
+        report = bake_into(baker, dest, num_workers, True)
     if report.was_finished:
         say(f"{dest}: was finished already")
     say(report.summary())

@@ -709,7 +709,7 @@ def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
 
 
 def test_an_estimate_says_what_the_files_will_be(corpus: str) -> None:
-    _, lines = estimate(baker_of(pipeline(corpus, captions())), 12)
+    lines = estimate(baker_of(pipeline(corpus, captions())), 12)
     assert lines[0] == "12 samples tried, 1 of them bad or left out"
     said = "\n".join(lines)
     assert "\n  .image.hwc.npy: uint8 [32, 32, 3], 3,200 bytes" in said
