@@ -53,7 +53,7 @@ class RowReading:
         group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
             that the medium is stored once.
         encoding: Encoding of files of text that are not UTF-8, such as "gb18030", "shift_jis" or
-            "utf-16". A guess is never made; the log says what such a file may be.
+            "utf-16". A guess is never made.
 
     Raises:
         ConfigError: A value is impossible. What needs the rows or a file is checked by `convert`.

@@ -149,7 +149,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ("info oss://bucket/x", "usage: oss:// needs another package: Install ossfs"),
         (
             "convert {tmp}/utf16.jsonl {tmp}/out",
-            "is not UTF-8; it may be utf-16: say --encoding utf-16",
+            "is not UTF-8; say --encoding utf-16",
         ),
         ("demo --out {rows}", "error: {rows}: File exists\n"),
         (

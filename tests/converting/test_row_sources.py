@@ -256,11 +256,11 @@ CONTENTS = {
     ),
     "a row with the keys of COCO": (json.dumps(COCO_ROW), {}, [COCO_ROW]),
     "rows with the keys of COCO": (f"{json.dumps(COCO_ROW)}\n" * 2, {}, [COCO_ROW] * 2),
-    "a comma behind a line": ('{"text": "a"},\n[]', {}, ["a comma stands behind the value", []]),
+    "a comma behind a line": ('{"text": "a"},\n[]', {}, ["trailing characters", []]),
     "dicts of Python": (
         "{\"a\": 1}\n{'text': 'a'}\n{\"text\": None}\n",
         {},
-        [{"a": 1}, "a dict of Python", "a dict of Python"],
+        [{"a": 1}, "not JSON", "not JSON"],
     ),
     "no JSON, with NaN or without": (f"[]\n{NO_JSON}", {}, [[], *["not JSON"] * 4]),
     "NaN in lines": ("".join(f"{json.dumps(row)}\n" for row in NAN_ROWS), {}, NULL_ROWS),
@@ -324,7 +324,7 @@ WRONG = [
     ("a", b"PK\x03\x04....archive/data.pkl", "a file of torch.save; save its rows as JSONL"),
     ("a", b"version https://git-lfs.github.com/spec/v1\noid sha256:", "Git LFS pointer"),
     ("a", b"\x80\x04\x95\0\0", "this is a pickle"),
-    ("a", b"\xff\xfea\0", "is not UTF-8; it may be utf-16"),
+    ("a", b"\xff\xfea\0", "is not UTF-8; say encoding='utf-16'"),
     ("a.jsonl.xz", lzma.compress(b"{}\n") + b"x" + lzma.compress(b"{}\n"), "damaged xz"),
     ("a.jsonl.bz2", bz2.compress(b"{}\n") + b"BZh9 " + bz2.compress(b"{}\n"), "damaged bzip2"),
     ("a.jsonl.bz2", bz2.compress(b"{}\n") + bz2.compress(b"{}\n")[:-5], "damaged bzip2"),
@@ -345,7 +345,6 @@ WRONG = [
     ("a.json", b'\n[{"a": 1}] ,', "not a JSON array of rows: .*follows the array"),
     ("a.json", b'{\n"a": 1\n}\n{\n"a" 2\n}', "not a JSON array of rows: .*line 5"),
     ("a.json", b'{\n"a": 1\n}\nx {\n"a": 2\n}', "not a JSON array of rows: .*line 4"),
-    ("a.json", b"[{'text': 'a'},\n{'text': 'b'}]", "this looks like Python's lists"),
     ("a.csv", b'id,text\n1,good\n2,"never\n3,good\n', "opened in line 3 and never closed"),
     ("a.csv", b"id,text,text\n1,a,b\n2,a,b\n", "two columns are named 'text'"),
     ("a.csv", b"1,a.jpg,x\n2,b.jpg,y\n", "put a line in front"),
@@ -595,12 +594,8 @@ def test_a_split_by_id_is_the_same_for_rows_with_nan(tmp_path):
 
 CHINESE = "今天天气很好，我们一起去公园看花。他说的话是对的"
 TEXTS = {
-    "gbk": CHINESE,
     "gb18030": CHINESE,
-    "big5": "今天天氣很好，我們一起去公園看花。他說的話是對的",
     "shift_jis": "今日は天気がいいので、公園に行って花を見ました",
-    "euc_jp": "今日は天気がいいので、公園に行って花を見ました",
-    "euc_kr": "오늘은 날씨가 좋아서 공원에 가서 꽃을 보았습니다",
     "cp1252": "Il était une fois à l’été un garçon très doué",
     "utf-16": CHINESE,
 }
@@ -627,13 +622,13 @@ def test_texts_in_other_encodings_are_said_and_read_where_the_caller_names_it(
     rows = values(path, encoding=encoding, **options)
     assert [row["text"] for row in rows] == [text, "plain"]
     assert not caplog.messages
-    guess = f"it may be {encoding.replace('gbk', 'gb18030')}: say encoding="
     if encoding == "utf-16" and name != "1.jpg":
-        assert guess in refusal(path)
+        assert "say encoding='utf-16'" in refusal(path)
         return
     first, second = values(path, **options)
     assert isinstance(first, RowError)
-    assert guess in (str(first) if name == "1.jpg" else "".join(caplog.messages))
+    told = str(first) if name == "1.jpg" else "".join(caplog.messages)
+    assert "encoding with encoding=NAME" in told
     assert encoding == "utf-16" or second["text"] == "plain"
 
 

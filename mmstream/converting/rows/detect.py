@@ -4,8 +4,7 @@
 
 Where the content says that the file is no rows at all, the error names what it is.
 
-Texts that are not UTF-8 are written in UTF-8, where the caller names their encoding. A guess is
-advice for a message. No file is read by a guess.
+Texts that are not UTF-8 are written in UTF-8, where the caller names their encoding.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
         ConfigError: A picture, a web page, an archive, a database, or text that is no UTF-8.
     """
     if head.startswith(_UTF16):
-        raise ConfigError(f"{rows}: is not UTF-8; {advice(head)}")
+        raise ConfigError(f"{rows}: is not UTF-8; say encoding='utf-16'")
     kinds = (kind for pattern, kind in _WRONG_KINDS if re.match(pattern, head, re.DOTALL))
     kind = next(kinds, None)
     if kind is None and (media_type := sniff(head[:64])) is not None:
@@ -283,16 +282,6 @@ class RowOptions:
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 20
-_MIN_SHARE = 0.1
-"""So many of the characters must be frequent ones. In a text of another encoding, few are."""
-_HIRAGANA = "".join(map(chr, range(0x3041, 0x3094)))
-_FREQUENT = {
-    "gb18030": "的一是不了在人有我他这中大来上国个到说们为子和你地出也时年得就要下以会图片什么",
-    "big5": "的一是不了在人有我他這中大來上國個到說們為子和你地出也時年得就要下以會圖片什麼",
-    "shift_jis": _HIRAGANA,
-    "euc_jp": _HIRAGANA,
-    "euc_kr": "이다는을의가에고하지한도로기사아리자어서은를나시그있인들만",
-}
 
 
 def encoding_name(name: str) -> str:
@@ -332,7 +321,7 @@ def write_utf8(path: Path, target: Path, encoding: str, rows: str) -> Path:
 
 
 def warn_of_encoding(head: bytes, rows: str, encoding: str | None) -> None:
-    """Log it if the beginning of a text is not UTF-8, with what it may be.
+    """Log it if the beginning of a text is not UTF-8.
 
     Args:
         head: The beginning.
@@ -342,35 +331,8 @@ def warn_of_encoding(head: bytes, rows: str, encoding: str | None) -> None:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
-        cure = "" if encoding else f"; {advice(head)}"
-        name = encoding or "UTF-8"
-        logger.warning("%s: not %s; rows with such bytes are rejected%s", rows, name, cure)
-
-
-def advice(text: bytes) -> str:
-    """Return what to say to a conversion about a text that is not UTF-8."""
-    guess = _guess(text)
-    named = f"it may be {guess}: say encoding={guess!r}"
-    return "name its encoding with encoding=NAME" if guess is None else named
-
-
-def _guess(text: bytes) -> str | None:
-    """Return the encoding that a text seems to have, or None."""
-    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    shares = {name: _share(text, name, frequent) for name, frequent in _FREQUENT.items()}
-    best = max(shares, key=shares.__getitem__)
-    if shares[best] >= _MIN_SHARE:
-        return best
-    num_high = sum(byte > 127 for byte in text)
-    return "cp1252" if num_high * 4 < len(text) else None
-
-
-def _share(text: bytes, encoding: str, frequent: str) -> float:
-    """Return which part of a text's characters is frequent. 0: it has not this encoding."""
-    try:
-        characters = codecs.getincrementaldecoder(encoding)().decode(text)
-    except UnicodeDecodeError:
-        return 0
-    num_others = sum(not character.isascii() for character in characters)
-    return sum(character in frequent for character in characters) / max(1, num_others)
+        logger.warning(
+            "%s: not %s; rows with such bytes are rejected; name the encoding with encoding=NAME",
+            rows,
+            encoding or "UTF-8",
+        )

@@ -22,12 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import kind_by_name
 from mmstream.converting.formats.spans import names_tars
-from mmstream.converting.rows.detect import NAMES_OF_KINDS, RowKind, advice
+from mmstream.converting.rows.detect import NAMES_OF_KINDS, RowKind
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.records import NumberedRow
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
@@ -80,9 +78,6 @@ class FolderContent:
     """The folders train, val, test, if all media lie in these."""
     classes: dict[str | None, dict[str, int]] = field(default_factory=dict)
     """{split: {folder: number of its class}}. A split whose folders are no classes is absent."""
-    listing: Path | None = None
-    """A temporary file with the files of a prefix, as `_walk` gives them: it is listed once. None:
-    a folder of this machine, which is listed again."""
 
     def kind(self, folder: str, rows_as: RowKind | None) -> str:
         """Return what the rows of the folder are: tars, tarred, transcripts, metadata, ...
@@ -155,14 +150,11 @@ class FolderContent:
         return sorted(names)
 
 
-def look_into(
-    url: str, listing: Path | None = None, rows_as: RowKind | None = None
-) -> FolderContent:
+def look_into(url: str, rows_as: RowKind | None = None) -> FolderContent:
     """Return what a folder or prefix holds, with all folders in it. Hidden files are left out.
 
     Args:
         url: Of the folder.
-        listing: See `FolderContent.listing`.
         rows_as: What the caller says that its rows are. None: data sets of LeRobot are refused.
 
     Raises:
@@ -170,10 +162,10 @@ def look_into(
         ConfigError: It is a data set of LeRobot, of any version.
     """
     _refuse_lerobot(url, rows_as)
-    content = FolderContent(listing=listing)
+    content = FolderContent()
     folders_of: dict[str, set[str]] = defaultdict(set)
     """{first folder: second folders of the paths of media files}. Empty: a file has none."""
-    for path, _ in _noted(_walk(open_store(url)), listing):
+    for path, _ in _walk(open_store(url)):
         *folders, name = path.lower().split("/")
         segments = name.split(".")
         extension = (
@@ -295,26 +287,6 @@ def _walk(store: Store, prefix: str = "", above: frozenset[str] = frozenset()) -
             yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/", above)
 
 
-def _noted(files: Iterator[_File], listing: Path | None) -> Iterator[_File]:
-    """Yield files, and write each of them to `listing`. A bucket may have millions."""
-    if listing is None:
-        yield from files
-        return
-    with listing.open("wb") as notes:
-        for file in files:
-            notes.write(msgspec.json.encode(file) + b"\n")
-            yield file
-
-
-def _listed(listing: Path, prefix: str) -> Iterator[_File]:
-    """Yield the files that `_noted` wrote, below a folder."""
-    with listing.open("rb") as notes:
-        for note in notes:
-            file = msgspec.json.decode(note, type=_File)
-            if file.path.startswith(prefix):
-                yield file
-
-
 def _text_name(path: str) -> str:
     """Return the name of the text file beside a media file: ``a.txt`` for ``a.jpg``."""
     return f"{path.rpartition('.')[0]}.txt"
@@ -335,8 +307,7 @@ def iter_media(
     if split is not None:
         start, prefix = open_store(store.url_of(split)), f"{split}/"
     classes = content.classes.get(split, {})
-    walked = _walk(start, prefix) if content.listing is None else _listed(content.listing, prefix)
-    files = (file for file in walked if kind_by_name(file.path) is not None)
+    files = (file for file in _walk(start, prefix) if kind_by_name(file.path) is not None)
     number, num_of = 0, Counter[type]()
     with ThreadPoolExecutor(TEXTS_AT_ONCE) if store.access.concurrent else nullcontext() as pool:
         read = pool.map if pool is not None else map
@@ -374,9 +345,8 @@ def _text_of(store: Store, file: _File, encoding: str | None) -> str | RowError 
         return RowError(f"{name}: a text of more than {MAX_TEXT_BYTES} bytes")
     try:
         return store.read(path).decode(encoding or "utf-8-sig").removeprefix("\ufeff").strip()
-    except UnicodeDecodeError as error:
-        cure = "" if encoding else f"; {advice(error.object)}"
-        return RowError(f"{name}: not {encoding or 'UTF-8'}{cure}")
+    except UnicodeDecodeError:
+        return RowError(f"{name}: not {encoding or 'UTF-8'}; name its encoding with encoding=NAME")
     except (FileNotFoundError, NotAFileError):
         return RowError(f"{name}: no file, or a link that leads nowhere")
 

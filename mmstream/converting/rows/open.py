@@ -191,7 +191,7 @@ def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowS
     if is_remote(url) and open_store(url).exists(MANIFEST_NAME):
         options.require_kind("tars", url)  # too large to be listed, perhaps
         return SampleSource.open(url, name, options.limit)
-    content = look_into(url, temporary / "listing" if is_remote(url) else None, options.rows_as)
+    content = look_into(url, options.rows_as)
     kind = content.kind(url, options.rows_as)
     if kind == "tars" and content.has_manifest:
         return SampleSource.open(url, name, options.limit)
@@ -308,7 +308,7 @@ def _inputs_of(
     paths = {url: local_path(url) for url in urls if is_local_folder(url)}
     if paths and root is None:
         raise ConfigError("rows: local folders and URLs together; convert them apart")
-    contents = {url: look_into(path, None, options.rows_as) for url, path in paths.items()}
+    contents = {url: look_into(path, options.rows_as) for url, path in paths.items()}
     kinds = {url: contents[url].kind(paths[url], options.rows_as) for url in paths}
     media = [content for url, content in contents.items() if kinds[url] == "media"]
     classes = {name for content in media for name in content.classes.get(None, {})}
@@ -501,12 +501,7 @@ class PlainFiles:
         try:
             write_lines(path, target, self._rows_left)
         except NotJSONError as error:
-            hint = " (this looks like Python's lists: write it with json.dumps)"
-            head = b"".join(read_head(str(path), HEAD_BYTES).split())
-            is_python = head.startswith((b"[{'", b"[['"))
-            raise ConfigError(
-                f"{url}: not a JSON array of rows: {error}{hint if is_python else ''}"
-            ) from None
+            raise ConfigError(f"{url}: not a JSON array of rows: {error}") from None
         if self._is_temporary(path):
             path.unlink()
         return target

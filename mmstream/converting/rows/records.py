@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -429,19 +428,10 @@ def parse_row(line: bytes | None) -> Any:
         position = max(0, line.find(error.object)) + error.start
         return RowError(f"not UTF-8: {error.reason} (byte {position})")
     except msgspec.MsgspecError as error:
-        return RowError(f"not JSON: {error}{_hint(line)}")
+        return RowError(f"not JSON: {error}")
     except RecursionError:
         return RowError("not JSON: nested too deeply")
     return RowError("not JSON: nested too deeply") if is_too_deep(line, value) else value
-
-
-def _hint(line: bytes) -> str:
-    """Return what to do about a line that is no JSON, if it is a usual mistake."""
-    if line.endswith(b","):
-        return "; a comma stands behind the value, and lines of JSONL have none"
-    if line.startswith((b"{'", b'{"')) and re.search(rb"': |: (True|False|None)\b", line[:4096]):
-        return "; this is a dict of Python: write it with json.dumps"
-    return ""
 
 
 def scan_lines(path: Path, offsets: BinaryIO, limit: int | None = None) -> tuple[int, str]:
