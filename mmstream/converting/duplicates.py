@@ -5,7 +5,7 @@
                      -> LEAKS -> leaks.jsonl, a page with the pictures
 
 What the samples of a shard hold is read from its sidecar, or from its tar. Equal hashes among many
-are found with 16 bytes each in memory, and little more. The first sample in the order of the
+are found with 32 bytes each in memory, and little more. The first sample in the order of the
 dataset stays. Later ones are its duplicates. Nothing is rewritten: to drop duplicates is to put
 them on the bad list, so that no epoch shows them.
 
@@ -18,11 +18,10 @@ million random hashes give 8 comparisons for each hash and band.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -92,6 +91,12 @@ class ShardContents:
         return np.repeat(np.arange(self.num_media.size), self.num_media)
 
     @property
+    def positions(self) -> IntArray:
+        """int64 [num_media]: which of its sample's media each is."""
+        starts = np.cumsum(self.num_media) - self.num_media
+        return np.arange(len(self.media)) - np.repeat(starts, self.num_media)
+
+    @property
     def has_pair(self) -> npt.NDArray[np.bool_]:
         """Which samples have media or a text."""
         return self.has_text | (self.num_media > 0)
@@ -99,12 +104,9 @@ class ShardContents:
     def pairs(self) -> Hashes:
         """Return a hash of each sample's media, in order, together with its text."""
         sums = self.texts * _TEXT_WEIGHT
-        sample = self.sample_of_medium
-        starts = np.cumsum(self.num_media) - self.num_media
-        position = np.arange(sample.size) - starts[sample]
         most = int(self.num_media.max(initial=0))
         weights = np.multiply.accumulate(np.full(most + 1, _WEIGHT))
-        np.add.at(sums, sample, self.media * weights[position][:, None])
+        np.add.at(sums, self.sample_of_medium, self.media * weights[self.positions][:, None])
         return sums
 
 
@@ -256,41 +258,31 @@ BUCKET = 1 << 22
 """Hashes that are sorted at a time. Sorting takes about 60 bytes for each of them."""
 
 
-def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
+def equal_to_first(hashes: Hashes) -> tuple[IntArray, IntArray]:
     """Find the hashes that came before.
 
-    The hashes are cut into buckets by their first bits, and sorted bucket by bucket. So besides the
-    hashes themselves, the memory for one bucket is needed (about 250 MB), and 16 bytes for each
-    hash that came before.
+    The hashes are cut into buckets, and sorted bucket by bucket. So besides the hashes themselves,
+    the memory for one bucket is needed (about 250 MB), and 8 bytes for each hash.
 
     Args:
-        chunks: Hashes, numbered through from 0 over all chunks.
+        hashes: uint64 [n, 2]
 
     Returns:
-        (first, again): int64 [n] each. Hash ``again[i]`` equals hash ``first[i]``, the earliest of
+        (first, again): int64 [m] each. Hash ``again[i]`` equals hash ``first[i]``, the earliest of
         its kind. Sorted by `again`.
 
     Examples:
-        >>> chunks = [np.array([[1, 1], [2, 2]], np.uint64), np.array([[2, 2], [2, 3]], np.uint64)]
-        >>> first, again = equal_to_first(chunks)
+        >>> first, again = equal_to_first(np.array([[1, 1], [2, 2], [2, 2], [2, 3]], np.uint64))
         >>> first.tolist(), again.tolist()
         ([1], [2])
     """
-    starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
-    num_bits = max(0, int(starts[-1]) // BUCKET).bit_length()
-    firsts, agains = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for bucket in range(1 << num_bits):
-        numbers, hashes = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.uint64)]
-        for start, chunk in zip(starts.tolist(), chunks, strict=False):
-            chosen = np.arange(len(chunk))
-            if num_bits:
-                chosen = np.flatnonzero(chunk[:, 0] >> np.uint64(64 - num_bits) == bucket)
-            numbers.append(chosen + start)
-            hashes.append(chunk[chosen])
-        first, again = _equal(np.concatenate(hashes), np.concatenate(numbers))
-        firsts.append(first)
-        agains.append(again)
-    first, again = np.concatenate(firsts), np.concatenate(agains)
+    num_buckets = 1 + len(hashes) // BUCKET
+    buckets = hashes[:, 0] % np.uint64(num_buckets)
+    found = []
+    for bucket in range(num_buckets):
+        numbers = np.flatnonzero(buckets == bucket)
+        found.append(_equal(hashes[numbers], numbers))
+    first, again = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(again, kind="stable")
     return first[order], again[order]
 
@@ -319,51 +311,19 @@ class SampleName:
     """Its media."""
 
 
-@dataclass
-class Entries:
-    """Hashes of one kind, shard by shard, and the samples that they belong to."""
-
-    hashes: list[Hashes] = field(default_factory=list)
-    samples: list[IntArray | range] = field(default_factory=list)
-    """The sample of each hash, numbered through over all datasets."""
-    media: list[IntArray | range] = field(default_factory=list)
-    """The position of each hash among the media of its shard. Empty for other kinds."""
-
-    @cached_property
-    def ends(self) -> IntArray:
-        """Where the hashes of each shard end."""
-        return np.cumsum([len(chunk) for chunk in self.hashes])
-
-    def pick(self, columns: Sequence[IntArray | range], numbers: IntArray) -> IntArray:
-        """Return values of `samples` or `media`, by the numbers of hashes over all shards."""
-        shards = np.searchsorted(self.ends, numbers, side="right")
-        sizes = np.array([len(chunk) for chunk in self.hashes], dtype=np.int64)
-        indexes = numbers - (self.ends - sizes)[shards]
-        return _picked(columns.__getitem__, shards, indexes, numbers)
+MEDIA_KINDS = ("media", "near")
+"""Kinds whose hashes are those of media. The others are of whole samples."""
 
 
-def _picked(
-    column_of: Callable[[int], IntArray | range | None],
-    shards: IntArray,
-    indexes: IntArray,
-    default: IntArray,
-) -> IntArray:
-    """Return one value of a column of each shard.
+class Entries(NamedTuple):
+    """Hashes of one kind, and what they belong to."""
 
-    Args:
-        column_of: Returns the column of a shard. None: it has the default.
-        shards: int64 [n]
-        indexes: int64 [n], in the columns.
-        default: int64 [n]
-    """
-    picked = default.copy()
-    for shard in np.unique(shards).tolist():
-        column = column_of(shard)
-        if column is not None:
-            in_shard = shards == shard
-            at = indexes[in_shard]
-            picked[in_shard] = at + column.start if isinstance(column, range) else column[at]
-    return picked
+    hashes: npt.NDArray[Any]
+    """uint64 [n, 2]; of the kind "near" uint8 [n, 32]."""
+    samples: IntArray
+    """int64 [n], ascending: the sample of each hash."""
+    positions: IntArray
+    """int64 [n]: which of its sample's media it is of. 0 for kinds of whole samples."""
 
 
 @dataclass
@@ -374,12 +334,12 @@ class Corpus:
     """
 
     datasets: dict[str, Dataset]
-    entries: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
-    """By kind: "media", "text", "pair", "id", and "near", whose `hashes` are uint8 [n, 32]."""
-    num_media: list[IntArray | None] = field(default_factory=list)
-    """Media of each sample of a shard. None: each has one."""
-    rows: list[IntArray | None] = field(default_factory=list)
-    """The row of each sample of a shard. None: each has its own."""
+    entries: Mapping[str, Entries]
+    """By kind: "media", "text", "pair", "id", "near"."""
+    num_media: IntArray
+    """int64 [num_samples]: media of each sample."""
+    rows: IntArray
+    """int64 [num_samples]: equal for samples of the same row of the source."""
 
     @cached_property
     def shards(self) -> list[tuple[str, int]]:
@@ -401,28 +361,6 @@ class Corpus:
         shards = np.searchsorted(self.ends, samples, side="right")
         counts = np.diff(self.ends, prepend=0)
         return shards, samples - (self.ends - counts)[shards]
-
-    def same_row(self, a: IntArray, b: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell which pairs of samples come from the same row of the source."""
-        (shard_a, index_a), (shard_b, index_b) = self.refs_of(a), self.refs_of(b)
-        row_a = _picked(self.rows.__getitem__, shard_a, index_a, index_a)
-        row_b = _picked(self.rows.__getitem__, shard_b, index_b, index_b)
-        is_same: npt.NDArray[np.bool_] = (shard_a == shard_b) & (row_a == row_b)
-        return is_same
-
-    def media_counts(self, samples: IntArray) -> IntArray:
-        """Return how many media samples have."""
-        return _picked(self.num_media.__getitem__, *self.refs_of(samples), np.ones_like(samples))
-
-    def media_start(self, samples: IntArray) -> IntArray:
-        """Return the position of the first medium of samples, among the media of their shards."""
-
-        def starts(shard: int) -> IntArray | None:
-            counts = self.num_media[shard]
-            return None if counts is None else np.cumsum(counts) - counts
-
-        shards, indexes = self.refs_of(samples)
-        return _picked(starts, shards, indexes, indexes)
 
     def names_of(self, samples: Iterable[int]) -> dict[int, SampleName]:
         """Return the names of samples. The sidecars of their shards are read again."""
@@ -455,66 +393,58 @@ def read_corpus(
 
     Args:
         datasets: {name: dataset}
-        kinds: What is needed: "media", "text", "pair", "near", "id". Each takes 16 bytes a sample
-            (or medium), "near" 32 bytes an image.
+        kinds: What is needed: "media", "text", "pair", "near", "id". Each takes 32 bytes a sample
+            (or medium), "near" 48 bytes an image.
         left_out: {name: int64 [n, 2] (shard, index) of the samples that do not count}
         num_threads: Threads that hash samples of shards without a sidecar.
         progress: Show a progress bar (on a terminal only).
     """
-    kinds = set(kinds)
-    corpus = Corpus(dict(datasets))
+    found = {kind: [_no_entries(kind)] for kind in kinds}
+    num_media, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     start = 0
-    for name, shard in tqdm(corpus.shards, unit="shard", disable=None if progress else True):
-        dataset = corpus.datasets[name]
+    shards = [(name, shard) for name in datasets for shard in range(datasets[name].num_shards)]
+    for name, shard in tqdm(shards, unit="shard", disable=None if progress else True):
+        dataset = datasets[name]
         contents = read_contents(
-            dataset, shard, perceptual="near" in kinds, num_threads=num_threads
+            dataset, shard, perceptual="near" in found, num_threads=num_threads
         )
         is_usable = np.zeros(int(dataset.counts[shard]), dtype=np.bool_)
         is_usable[dataset.indexes_of(shard)] = True
         is_usable[left_out[name][left_out[name][:, 0] == shard, 1]] = False
-        _add(corpus, contents, is_usable, kinds, start)
-        start += int(dataset.counts[shard])
-    return corpus
-
-
-def _add(
-    corpus: Corpus,
-    contents: ShardContents,
-    is_usable: npt.NDArray[np.bool_],
-    kinds: set[str],
-    start: int,
-) -> None:
-    rows, of_medium = contents.row_of_sample, contents.sample_of_medium
-    corpus.rows.append(None if np.unique(rows).size == rows.size else rows)
-    corpus.num_media.append(None if (contents.num_media == 1).all() else contents.num_media)
-    samples = {
-        "text": np.flatnonzero(contents.has_text),
-        "id": np.flatnonzero(contents.has_id),
-        "pair": np.flatnonzero(contents.has_pair),
-        "media": of_medium,
-        "near": of_medium[contents.images],
+        for kind, entries in found.items():
+            hashes, samples, positions = _entries_of(contents, kind)
+            chosen = is_usable[samples]
+            entries.append(Entries(hashes[chosen], samples[chosen] + start, positions[chosen]))
+        num_media.append(contents.num_media)
+        rows.append(contents.row_of_sample + start)
+        start += is_usable.size
+    joined = {
+        kind: Entries(*map(np.concatenate, zip(*entries, strict=True)))
+        for kind, entries in found.items()
     }
-    media = {"media": np.arange(of_medium.size), "near": contents.images}
-    hashes: dict[str, Callable[[], Any]] = {
-        "text": lambda: contents.texts[samples["text"]],
-        "id": lambda: contents.ids[samples["id"]],
-        "pair": lambda: contents.pairs()[samples["pair"]],
-        "media": lambda: contents.media,
-        "near": lambda: contents.perceptual,
-    }
-    for kind in kinds:
-        entries, chosen = corpus.entries[kind], np.flatnonzero(is_usable[samples[kind]])
-        entries.hashes.append(hashes[kind]()[chosen])
-        entries.samples.append(_compact(samples[kind][chosen] + start))
-        if kind in media:
-            entries.media.append(_compact(media[kind][chosen]))
+    return Corpus(dict(datasets), joined, np.concatenate(num_media), np.concatenate(rows))
 
 
-def _compact(numbers: IntArray) -> IntArray | range:
-    """Return numbers that follow each other as a range: it takes no memory."""
-    if numbers.size and (np.diff(numbers) == 1).all():
-        return range(int(numbers[0]), int(numbers[-1]) + 1)
-    return numbers
+def _no_entries(kind: str) -> Entries:
+    no_hashes = np.zeros((0, 32), np.uint8) if kind == "near" else np.zeros((0, 2), np.uint64)
+    return Entries(no_hashes, np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _entries_of(contents: ShardContents, kind: str) -> Entries:
+    """Return the hashes of one kind of a shard, with the samples of the shard."""
+    of_media = Entries(contents.media, contents.sample_of_medium, contents.positions)
+    if kind == "media":
+        return of_media
+    if kind == "near":
+        images = contents.images
+        return Entries(contents.perceptual, of_media.samples[images], of_media.positions[images])
+    hashes, has_hash = {
+        "text": (contents.texts, contents.has_text),
+        "id": (contents.ids, contents.has_id),
+        "pair": (contents.pairs(), contents.has_pair),
+    }[kind]
+    samples = np.flatnonzero(has_hash)
+    return Entries(hashes[samples], samples, np.zeros_like(samples))
 
 
 def _keys_and_fields(
@@ -559,21 +489,20 @@ class DuplicatePair:
     """With "near": bits of 256 that differ between the perceptual hashes."""
 
 
-@dataclass(frozen=True)
-class PairNumbers:
+class PairNumbers(NamedTuple):
     """The pairs of one kind, as numbers of a corpus. All arrays are int64 [num_pairs]."""
 
     first: IntArray
     again: IntArray
-    first_medium: IntArray | None = None
-    """Positions among the media of their shards."""
-    again_medium: IntArray | None = None
-    distance: IntArray | None = None
+    """Samples."""
+    first_position: IntArray
+    again_position: IntArray
+    """Which of their media."""
+    distance: IntArray
 
-    def only(self, chosen: IntArray) -> PairNumbers:
+    def only(self, chosen: npt.NDArray[np.bool_]) -> PairNumbers:
         """Return some of the pairs."""
-        columns = (self.first, self.again, self.first_medium, self.again_medium, self.distance)
-        return PairNumbers(*(None if column is None else column[chosen] for column in columns))  # type: ignore[arg-type]
+        return PairNumbers(*(column[chosen] for column in self))
 
 
 @dataclass(frozen=True)
@@ -596,8 +525,7 @@ class Duplicates:
     def across(self, kind: str) -> PairNumbers:
         """Return the pairs of one kind whose samples are in two datasets. In splits, these leak."""
         numbers = self.by_kind[kind]
-        is_across = self._dataset_of(numbers.first) != self._dataset_of(numbers.again)
-        return numbers.only(np.flatnonzero(is_across))
+        return numbers.only(self._dataset_of(numbers.first) != self._dataset_of(numbers.again))
 
     def refs(self, kinds: Collection[str]) -> dict[str, IntArray]:
         """Return the samples that are duplicates as a whole.
@@ -644,36 +572,23 @@ class Duplicates:
     def _pairs_of(
         self, kind: str, numbers: PairNumbers, names: Mapping[int, SampleName]
     ) -> Iterator[DuplicatePair]:
-        distances = np.zeros_like(numbers.first) if numbers.distance is None else numbers.distance
-        for first, again, first_position, again_position, distance in zip(
-            numbers.first.tolist(),
-            numbers.again.tolist(),
-            self._positions(numbers.first, numbers.first_medium),
-            self._positions(numbers.again, numbers.again_medium),
-            distances.tolist(),
-            strict=True,
-        ):
-            yield DuplicatePair(
-                kind,
-                names[first],
-                names[again],
-                _field(names[first], first_position),
-                _field(names[again], again_position),
-                distance,
-            )
-
-    def _positions(self, samples: IntArray, media: IntArray | None) -> list[int | None]:
-        """Return which of its sample's media each is."""
-        if media is None:
-            return [None] * samples.size
-        return list((media - self.corpus.media_start(samples)).tolist())
+        columns = (column.tolist() for column in numbers)
+        for first, again, first_position, again_position, distance in zip(*columns, strict=True):
+            pair = DuplicatePair(kind, names[first], names[again], distance=distance)
+            if kind in MEDIA_KINDS:
+                pair = replace(
+                    pair,
+                    first_field=_field(names[first], first_position),
+                    again_field=_field(names[again], again_position),
+                )
+            yield pair
 
     def _whole(self, kind: str) -> IntArray:
-        numbers = self.by_kind[kind]
-        if numbers.again_medium is None:
-            return numbers.again
-        samples, counts = np.unique(numbers.again, return_counts=True)
-        whole: IntArray = samples[counts == self.corpus.media_counts(samples)]
+        again = self.by_kind[kind].again
+        if kind not in MEDIA_KINDS:
+            return again
+        samples, counts = np.unique(again, return_counts=True)
+        whole: IntArray = samples[counts == self.corpus.num_media[samples]]
         return whole
 
     def _dataset_of(self, samples: IntArray) -> IntArray:
@@ -698,8 +613,8 @@ def find_duplicates(
     """Find samples that hold the same media, the same text, or both.
 
     Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole. In
-    memory are 16 bytes for each sample and kind, 32 more for each image with `near`, and about 250
-    MB to sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
+    memory are 32 bytes for each sample and kind, 48 for each image with `near`, and about 250 MB to
+    sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
     other. Samples on the bad list are left out, but for those that are there as duplicates. So are
     those that were taken down.
 
@@ -741,23 +656,26 @@ def find_in(corpus: Corpus, kind: str) -> PairNumbers:
     """Return the pairs of one kind: "media", "text", "pair", "id", or "near"."""
     entries = corpus.entries[kind]
     if kind == "near":
-        hashes = np.concatenate([np.zeros((0, 32), np.uint8), *entries.hashes])
-        pairs = numbers_of(entries, *keep_first(near_pairs(hashes)))
+        matches = keep_first(near_pairs(entries.hashes))
     else:
-        pairs = numbers_of(entries, *equal_to_first(entries.hashes))
-    return pairs.only(np.flatnonzero(~corpus.same_row(pairs.first, pairs.again)))
+        matches = _equal_matches(entries.hashes)
+    pairs = _pairs_of(entries, matches)
+    return pairs.only(corpus.rows[pairs.first] != corpus.rows[pairs.again])
 
 
-def numbers_of(
-    entries: Entries, first: IntArray, again: IntArray, distance: IntArray | None = None
-) -> PairNumbers:
+def _equal_matches(hashes: Hashes) -> Matches:
+    first, again = equal_to_first(hashes)
+    return Matches(first, again, np.zeros_like(first))
+
+
+def _pairs_of(entries: Entries, matches: Matches) -> PairNumbers:
     """Return pairs of hashes as pairs of samples and media."""
     return PairNumbers(
-        entries.pick(entries.samples, first),
-        entries.pick(entries.samples, again),
-        entries.pick(entries.media, first) if entries.media else None,
-        entries.pick(entries.media, again) if entries.media else None,
-        distance,
+        entries.samples[matches.first],
+        entries.samples[matches.again],
+        entries.positions[matches.first],
+        entries.positions[matches.again],
+        matches.distance,
     )
 
 
@@ -814,9 +732,7 @@ def _json_of(name: SampleName, field: str | None) -> dict[str, object]:
     return line if field is None else {**line, "field": field}
 
 
-def _field(name: SampleName, position: int | None) -> str | None:
-    if position is None:
-        return None
+def _field(name: SampleName, position: int) -> str:
     return name.fields[position] if position < len(name.fields) else ""
 
 
@@ -841,8 +757,8 @@ def find_leaks(
     """Find samples of `b` that hold something that `a` holds too.
 
     Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole, and
-    with "near" also those whose sidecar has no perceptual hashes. In memory are 16 bytes for each
-    sample and kind, and 32 for each image with "near". Samples on the bad lists are left out: no
+    with "near" also those whose sidecar has no perceptual hashes. In memory are 32 bytes for each
+    sample and kind, and 48 for each image with "near". Samples on the bad lists are left out: no
     epoch shows them.
 
     Args:
@@ -873,25 +789,25 @@ def find_leaks(
     wanted = [kind for kind in LEAK_KINDS if kind in kinds]
     datasets, left_out = {"a": a, "b": b}, {"a": a.bad, "b": b.bad}
     corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
-    return Duplicates(corpus, {kind: _across(corpus, kind, a.num_shards) for kind in wanted})
+    num_samples = int(a.counts.sum())
+    return Duplicates(corpus, {kind: _across(corpus, kind, num_samples) for kind in wanted})
 
 
-def _across(corpus: Corpus, kind: str, num_shards: int) -> PairNumbers:
+def _across(corpus: Corpus, kind: str, num_samples: int) -> PairNumbers:
     """Return the pairs of one kind with one sample in each dataset.
 
     Args:
         corpus: Of both datasets.
         kind: One of `LEAK_KINDS`.
-        num_shards: Of the first dataset.
+        num_samples: Of the first dataset.
     """
     entries = corpus.entries[kind]
-    num_first = sum(len(chunk) for chunk in entries.hashes[:num_shards])
     if kind == "near":
-        hashes = np.concatenate([np.zeros((0, 32), np.uint8), *entries.hashes])
-        return numbers_of(entries, *match_with_first(near_pairs(hashes), num_first))
-    first, again = equal_to_first(entries.hashes)  # the first of a kind is in `a`, if any is
-    is_across = (first < num_first) & (again >= num_first)
-    return numbers_of(entries, first[is_across], again[is_across])
+        num_first = int(np.searchsorted(entries.samples, num_samples))
+        return _pairs_of(entries, match_with_first(near_pairs(entries.hashes), num_first))
+    pairs = _pairs_of(entries, _equal_matches(entries.hashes))
+    # The first of a kind is in `a`, if any is.
+    return pairs.only((pairs.first < num_samples) & (pairs.again >= num_samples))
 
 
 MAX_DISTANCE = 15

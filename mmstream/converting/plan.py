@@ -244,7 +244,7 @@ def _connected(sizes: IntArray, names: Hashes) -> IntArray:
         names: uint64 [n, 2]: the names of all rows, in order.
     """
     root, row = np.arange(len(sizes)), np.repeat(np.arange(len(sizes)), sizes)
-    a, b = (row[numbers] for numbers in equal_to_first([names]))  # pairs of rows with one name
+    a, b = (row[numbers] for numbers in equal_to_first(names))  # pairs of rows with one name
     while (root[a] != root[b]).any():
         lower = np.minimum(root[a], root[b])
         for end in (a, b):
