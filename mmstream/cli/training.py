@@ -103,7 +103,7 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option("--warmup-steps", help="Optimizer steps of linear warm-up to --lr.")
 @_option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
+    type=click.Choice(["fp32", "bf16"]),
     help="[default: bf16 on CUDA, fp32 on a CPU]",
 )
 @_option(

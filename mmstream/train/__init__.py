@@ -6,7 +6,7 @@ loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
 checkpoint.py   saves a run and resumes it
 metrics.py      measures the steps and writes the lines
-hooks.py        calls the user's hooks;  loggers.py: those for TensorBoard and W&B
+hooks.py        calls the user's hooks, and has those for TensorBoard and W&B
 distributed.py  ranks, their process group, threads, signals that stop a run
 models.py       which model, and the pipelines of training and validation: clip.py, vlm.py and
                 chat.py (images, videos), speech.py; tokenizer.py: folders of transformers
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from mmstream.train.flat_batches import megatron_packing as megatron_packing
     from mmstream.train.flat_batches import preference_inputs as preference_inputs
     from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
+    from mmstream.train.hooks import TensorBoard as TensorBoard
+    from mmstream.train.hooks import WandB as WandB
     from mmstream.train.inputs import PackingCheck as PackingCheck
     from mmstream.train.inputs import check_packing as check_packing
     from mmstream.train.lightning import LightningLoaderState as LightningLoaderState
-    from mmstream.train.loggers import TensorBoard as TensorBoard
-    from mmstream.train.loggers import WandB as WandB
     from mmstream.train.trainer import LoaderState as LoaderState
     from mmstream.train.trainer import LoaderTrainer as LoaderTrainer
     from mmstream.train.trainer import LoaderTrainerMixin as LoaderTrainerMixin
@@ -56,8 +56,8 @@ _MODULE_OF = {
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
     "PackingCheck": "inputs",
-    "TensorBoard": "loggers",
-    "WandB": "loggers",
+    "TensorBoard": "hooks",
+    "WandB": "hooks",
     "check_packing": "inputs",
     "flash_attention_arguments": "flat_batches",
     "flex_block_mask": "flat_batches",

@@ -65,23 +65,16 @@ class Trained:
     parallel: torch.nn.Module
     """The module to call in training: `model`, wrapped in DDP when there are several ranks."""
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
     precision: Precision
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of model, optimizer and scaler, for a checkpoint."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+        """Return the states of model and optimizer, for a checkpoint."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the states of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if state.get("scaler") and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
 
 
 def checkpoint_name(num_steps: int) -> str:

@@ -21,7 +21,7 @@ from mmstream.settings import (
 from mmstream.storage import is_remote
 from mmstream.storage.urls import local_path
 
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Precision: TypeAlias = Literal["fp32", "bf16"]
 
 SMALL_MODELS = ("clip", "vlm")
 """Models with random weights. Every other `TrainConfig.model` is a folder."""
@@ -81,8 +81,7 @@ class TrainConfig:
         seed: fixes the order of the data, the first weights, and the random numbers of each step.
         lr: learning rate of AdamW after the warm-up.
         warmup_steps: optimizer steps in which the learning rate rises to `lr`.
-        precision: "bf16" or "fp16" (with loss scaling) under autocast, or "fp32". None: bf16 on
-            CUDA, fp32 on a CPU.
+        precision: "bf16" under autocast, or "fp32". None: bf16 on CUDA, fp32 on a CPU.
         activation_checkpointing: compute activations again in the backward pass. It needs less
             memory and about a third more time.
         checkpoint_every: optimizer steps between two checkpoints. The last step is always saved.

@@ -229,7 +229,7 @@ def fit(
                 log.write(line)
                 hook_calls.measured("on_step", line)
                 _check_labels(int(empty_step.item()))
-                loss = _check_finite(line["loss"], trained, num_steps)
+                loss = _check_finite(line["loss"], num_steps)
             if saves:
                 _save(checkpoints, trained, num_steps, state, process, stop, hook_calls)
                 saved_steps = num_steps
@@ -252,7 +252,7 @@ def fit(
 
 
 def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Trained:
-    """Move a model to the device, wrap it in DDP, and make its optimizer and loss scaler.
+    """Move a model to the device, wrap it in DDP, and make its optimizer.
 
     Raises:
         ConfigError: the model cannot be trained with these settings.
@@ -276,8 +276,7 @@ def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Tra
         settings: dict[str, Any] = {name: False}
         parallel = DistributedDataParallel(model, **settings)
     precision = config.precision or ("bf16" if process.device.type == "cuda" else "fp32")
-    scaler = torch.amp.GradScaler(process.device.type, enabled=precision == "fp16")
-    return Trained(model, parallel, make_optimizer(model), scaler, precision)
+    return Trained(model, parallel, make_optimizer(model), precision)
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
@@ -326,7 +325,7 @@ def train_step(
     Returns:
         This rank's share of the loss, whose sum over the ranks is the loss of the step, and the
         norm of the gradient before clipping. Both are scalars on the device, so the host does not
-        wait here. With fp16 the weights do not change when the norm is not finite.
+        wait here.
     """
     pieces = [
         piece
@@ -341,17 +340,15 @@ def train_step(
         with nullcontext() if is_last else _no_sync(trained.parallel):
             with _autocast(trained.precision, process.device):
                 loss_sum, _ = trained.parallel(micro_batch)
-            trained.scaler.scale(loss_sum * factor).backward()
+            (loss_sum * factor).backward()
         rank_loss += loss_sum.detach() * factor / process.world_size
 
-    trained.scaler.unscale_(trained.optimizer)  # else the norm would include the loss scale
     param_groups = trained.optimizer.param_groups
     parameters = [parameter for param_group in param_groups for parameter in param_group["params"]]
     grad_norm = nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     for param_group in param_groups:
         param_group["lr"] = lr
-    trained.scaler.step(trained.optimizer)
-    trained.scaler.update()
+    trained.optimizer.step()
     return rank_loss, grad_norm
 
 
@@ -511,27 +508,19 @@ def _check_labels(empty_step: int) -> None:
         )
 
 
-def _check_finite(loss: float, trained: Trained, num_steps: int) -> float:
-    """Return the loss, or raise when it is not finite.
-
-    fp16 may overflow: its step was then not applied, and the loss scale is halved. A scale below 1
-    means that steps still overflow after more than 16 halvings.
-    """
-    if math.isfinite(loss):
-        return loss
-    if trained.precision == "fp16" and trained.scaler.get_scale() >= 1:
-        logger.warning("the loss of step %d is %s in fp16; the step was left out", num_steps, loss)
-        return loss
-    raise MMStreamError(
-        f"the loss of step {num_steps} is {loss}; resume from the last checkpoint with a "
-        "smaller lr, or a longer warm-up"
-    )
+def _check_finite(loss: float, num_steps: int) -> float:
+    """Return the loss, or raise when it is not finite."""
+    if not math.isfinite(loss):
+        raise MMStreamError(
+            f"the loss of step {num_steps} is {loss}; resume from the last checkpoint with a "
+            "smaller lr, or a longer warm-up"
+        )
+    return loss
 
 
 def _autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """Return the autocast context of a forward pass; it does nothing for fp32."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def _no_sync(parallel: nn.Module) -> Any:

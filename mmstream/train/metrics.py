@@ -227,8 +227,7 @@ class StepLog:
 
                 - epoch, step: position of the last loader step; `step` counts from 0 per epoch
                 - num_steps: optimizer steps since the first start, this one included
-                - loss, lr, grad_norm: of this step; the norm is before clipping, and null in the
-                  file where it overflowed fp16
+                - loss, lr, grad_norm: of this step; the norm is before clipping
                 - samples_per_s, tokens_per_s: over all ranks, since the line before
                 - padding_fraction: share of padding among token positions; None without text
                 - fill: with packs, share of the room of rows that has tokens, since the line before

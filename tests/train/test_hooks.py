@@ -17,7 +17,6 @@ import pytest
 import mmstream as mm
 from mmstream.train import TensorBoard, WandB, loop, train
 from mmstream.train.checkpoint import checkpoint_name
-from mmstream.train.loggers import numbers_of
 from tests.helpers.fake_loader import RaggedLoader
 from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import HALF, TinyModel, config_of, train_tiny
@@ -212,11 +211,6 @@ def test_loggers_write_validation_and_only_on_rank_0(opened: list[FakeWriter]) -
         hook.on_validation(1, {"loss": 3.0, "rank": 0})
         values = opened.pop().values[1]
         assert (values["loss"], values["validation/loss"]) == (2.0, 3.0)
-
-
-def test_numbers_of_a_line() -> None:
-    line = {"loss": 0.5, "fill": None, "sources": {"web": 12}, "keys": ["a"], "rank": 0}
-    assert numbers_of(line) == {"loss": 0.5, "sources/web": 12, "rank": 0}
 
 
 @pytest.mark.parametrize(

@@ -87,39 +87,21 @@ def test_a_contrastive_loss_is_neither_accumulated_nor_cut() -> None:
             prepare(config_of(**{name: 2}), clip, PROCESS)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_follows_float32(tmp_path: Path, precision: str) -> None:
-    for name in ("fp32", precision):
+def test_mixed_precision_follows_float32(tmp_path: Path) -> None:
+    for name in ("fp32", "bf16"):
         train_tiny(tmp_path / name, epochs=5, precision=name)
-    assert losses(tmp_path / precision) == pytest.approx(losses(tmp_path / "fp32"), rel=0.02)
-    assert losses(tmp_path / precision) != losses(tmp_path / "fp32")
-    newest = torch.load(sorted((tmp_path / precision / "checkpoints").iterdir())[-1])
-    assert bool(newest["scaler"]) == (precision == "fp16")
+    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp32"), rel=0.02)
+    assert losses(tmp_path / "bf16") != losses(tmp_path / "fp32")
+    newest = torch.load(sorted((tmp_path / "bf16" / "checkpoints").iterdir())[-1])
     assert newest["model"]["head.weight"].dtype == torch.float32
 
 
 class Exploding(TinyModel):
-    """At some steps the loss is infinite."""
-
-    def __init__(self, steps: range = range(2, 3)) -> None:
-        super().__init__()
-        self.steps = steps
+    """At the second step the loss is infinite."""
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         loss, weight = super().forward(batch)
-        return loss * (math.inf if len(self.asked_rows) in self.steps else 1.0), weight
-
-
-def test_fp16_leaves_out_a_step_that_overflows_and_keeps_its_scale(tmp_path: Path) -> None:
-    result = train_tiny(tmp_path, model=Exploding(), precision="fp16", max_steps=4)
-    assert result.num_steps == 4
-    assert math.isfinite(result.final_loss or math.inf)
-    assert metrics(tmp_path)[1]["grad_norm"] is None  # JSON has no infinity
-    saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt")
-    assert saved["scaler"]["scale"] == 65536.0 / 2
-    trained = prepare(config_of(precision="fp16"), TinyModel(), PROCESS)
-    trained.load_state_dict(saved)
-    assert trained.scaler.get_scale() == 65536.0 / 2
+        return loss * (math.inf if len(self.asked_rows) == 2 else 1.0), weight
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path) -> None:
@@ -157,17 +139,10 @@ def test_validation_without_a_label_is_an_error_not_a_loss_of_zero(tmp_path: Pat
         train_tiny(tmp_path, validation=validation, checkpoint_every=2)
 
 
-def test_fp16_ends_a_run_whose_loss_overflows_for_good(tmp_path: Path) -> None:
-    overflowing = Exploding(range(1, 99))
-    with pytest.raises(mm.MMStreamError, match="the loss of step 17 is inf; resume from the last"):
-        train_tiny(tmp_path, model=overflowing, precision="fp16", epochs=9, checkpoint_every=99)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_clipping_is_of_the_true_gradient(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loose = gradients(RaggedLoader(num_rows=8), precision=precision)
+def test_a_long_gradient_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose = gradients(RaggedLoader(num_rows=8))
     monkeypatch.setattr(loop, "MAX_GRAD_NORM", 0.05)
-    clipped = gradients(RaggedLoader(num_rows=8), precision=precision)
+    clipped = gradients(RaggedLoader(num_rows=8))
     torch.testing.assert_close(clipped["norm"], loose["norm"])
     assert 0.1 < clipped["norm"] < 1
     norms = [value.norm() for name, value in clipped.items() if name not in ("loss", "norm")]

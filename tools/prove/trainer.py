@@ -108,7 +108,6 @@ def make_trained(process: TrainProcess) -> Trained:
         model,
         DistributedDataParallel(model) if process.world_size > 1 else model,
         torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
-        torch.amp.GradScaler("cpu", enabled=False),
         "fp32",
     )
 
