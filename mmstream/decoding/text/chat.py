@@ -93,9 +93,6 @@ MAX_MESSAGES = 500
 MAX_PARTS = 10_000
 """Most parts of all messages of a conversation."""
 
-_MAX_CHAIN = 50
-"""Most messages since a question that are rendered to tell the end of one answer among them."""
-
 MAX_RENDERED = 250_000
 """Most answers times messages and parts: each answer takes a rendering of what comes before it.
 
@@ -492,31 +489,15 @@ class Chat:
             DecodeError: The text does not begin with what the answer is without that message.
         """
         start, stop = marked.segments[i][0]
-        last = max((j for j in range(i) if messages[j]["role"] == "user"), default=0)
-        answer = max(
-            (j for j in range(last, i) if messages[j]["role"] == "assistant"), default=last
-        )
-        # What is near is enough for most. All that is before takes long, in a long chain of calls.
-        near = [messages[last : last + 1], [messages[last], *messages[answer:i]]]
-        for before in [*near, messages[last:i], messages[:i]][: 2 if i - last > _MAX_CHAIN else 4]:
-            for turn in (messages[i], _without_thought(messages[i])):
-                try:
-                    own = self._render([*before, turn], tools)
-                except _TEMPLATE_ERRORS:
-                    continue
-                segments = own.segments.get(len(before))
-                written = own.text[segments[0][0] : own.end].rstrip() if segments else ""
-                if written and marked.text.startswith(written, start, stop):
-                    return start + len(written)
-        traces: dict[str, tuple[int, str]] = {}
-        traced = list(messages)
-        for j in range(i + 1, len(messages)):
-            if marked.segments.get(j):
-                break
-            traced[j] = _traced(_with_word(messages[j]), j, traces)
-        text = self._try_render(traced, tools)
-        if len(marked.segments[i]) == 1 and text and not any(trace in text for trace in traces):
-            return stop  # what follows is not written at all
+        for turn in (messages[i], _without_thought(messages[i])):
+            try:
+                own = self._render([*messages[:i], turn], tools)
+            except _TEMPLATE_ERRORS:
+                continue
+            segments = own.segments.get(i)
+            written = own.text[segments[0][0] : own.end].rstrip() if segments else ""
+            if written and marked.text.startswith(written, start, stop):
+                return start + len(written)
         raise DecodeError(
             f"chat template: it writes messages[{i + 1}] inside of messages[{i}], whose end "
             "cannot be told; leave out the text beside the tool call"
@@ -826,14 +807,6 @@ def _own_words(message: Message) -> list[str]:
     texts += [part["text"] for part in _text_parts(message)[:1]]
     texts += [call.get("function", call)["name"] for call in message.get("tool_calls", [])[:1]]
     return [text.strip() for text in texts if text.strip()]
-
-
-def _with_word(message: Message) -> Message:
-    """Return a message with a word in place of a content that is empty or blank."""
-    if any(part["text"].strip() for part in _text_parts(message)):
-        return message
-    is_text = isinstance(message["content"], str)
-    return {**message, "content": _PROBE if is_text else [{"type": "text", "text": _PROBE}]}
 
 
 def _text_parts(message: Message) -> list[dict[str, Any]]:
