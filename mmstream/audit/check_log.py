@@ -1,7 +1,6 @@
 """Training logs against the plan: what ``mmstream train --log-keys`` logged, step by step.
 
 It compares references of samples. So it reads nothing but the logs, for a dataset of any size.
-`prove` also compares a disturbed run with an undisturbed one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from mmstream.audit.training_log import (
 )
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, where
-from mmstream.order import MAX_ATTEMPTS, AnyOrder, Order
+from mmstream.order import MAX_ATTEMPTS, AnyOrder
 from mmstream.order.corpus import CONTENT_KEYS, differing_keys, same_order
 from mmstream.packing.order import PackOrder
 from mmstream.state import STATE_VERSION, order_of_state
@@ -292,7 +291,7 @@ def _refuse_other_content(logged: Mapping[str, Any], present: Mapping[str, Any])
             )
 
 
-# -- a disturbed run against an undisturbed one, and both against the plan -------------------------
+# -- the logs of a run ----------------------------------------------------------------------------
 
 MetricsLines: TypeAlias = dict[StepId, dict[str, Any]]
 
@@ -314,57 +313,3 @@ def read_history(folder: Path) -> History:
             merged = lines.setdefault((line["epoch"], line["step"]), {**line, "keys": []})
             merged["keys"] = merged["keys"] + line["keys"]
     return History(lines, read_lineage(paths))
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The logs of a disturbed run, compared with an undisturbed one."""
-
-    num_steps: int
-    lost: int
-    """Planned samples that no batch showed."""
-    repeated: int
-    """Samples that an epoch showed more than once."""
-    unplanned: int
-    """Steps whose global batch is not the planned one."""
-    different: int
-    """Steps whose global batch is not that of the undisturbed run."""
-    loss_difference: float
-    """Largest relative difference of a step's loss between the two runs."""
-    max_loss_difference: float = 1e-3
-    """Limit for rounding: the sums of two ranks round differently from those of one."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the data was exact and the losses agree within float noise."""
-        exact = self.lost + self.repeated + self.unplanned + self.different == 0
-        return exact and self.loss_difference < self.max_loss_difference
-
-
-def prove(order: Order, disturbed: History, undisturbed: History, num_epochs: int) -> Proof:
-    """Compare what two runs logged with each other and with the plan."""
-    plan = [(epoch, step) for epoch in range(num_epochs) for step in range(order.steps_per_epoch)]
-    check = check_logs(order, disturbed.rows, plan)
-    losses = [
-        abs(disturbed.lines[step]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
-        for step, line in undisturbed.lines.items()
-        if step in disturbed.lines
-    ]
-    return Proof(
-        num_steps=len(disturbed.lines),
-        lost=check.lost,
-        repeated=check.repeated,
-        unplanned=check.unplanned,
-        different=sum(
-            not _is_same(disturbed.rows.get(step), undisturbed.rows.get(step)) for step in plan
-        ),
-        loss_difference=max(losses, default=float("inf")),
-    )
-
-
-def _is_same(rows: LoggedRows | None, other: LoggedRows | None) -> bool:
-    if rows is None or other is None:
-        return False
-    has_same_plan = np.array_equal(rows.planned, other.planned)
-    has_same_substitutes = rows.substitutes == other.substitutes
-    return has_same_plan and has_same_substitutes and np.array_equal(rows.shown, other.shown)

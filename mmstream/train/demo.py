@@ -3,14 +3,13 @@
 1. Convert the corpus, and verify the shards.
 2. Train without disturbance, in one process.
 3. Train with two processes. ``kill -9`` one of them half way, and resume with one process.
-4. Prove from the training logs that every sample was seen exactly once per epoch, and that the
-   global batches are the same as without disturbance.
+4. Prove from the training logs that every sample was seen exactly once per epoch, that the global
+   batches are those of the plan, and that the losses are the same as without disturbance.
 5. Write a report.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mmstream.audit.check_log import prove, read_history
+from mmstream.audit.check_log import check_logs, read_history
 from mmstream.converting.convert import convert
 from mmstream.converting.options import RowReading
 from mmstream.dataset.open import open_dataset
@@ -35,7 +34,7 @@ from mmstream.processes.workers import safe_environment
 from mmstream.storage import join_url, open_store
 
 if TYPE_CHECKING:
-    from mmstream.audit.check_log import Proof
+    from mmstream.audit.check_log import Check
     from mmstream.converting.convert import ConvertReport
 
 
@@ -47,6 +46,9 @@ KILL_STEP = 95
 """Rank 1 is killed after this many steps: inside epoch 3, and between two checkpoints."""
 TIMEOUT_S = 600
 
+MAX_LOSS_DIFFERENCE = 1e-3
+"""Limit for rounding: the sums of two ranks round differently from those of one."""
+
 
 def corpus_rows() -> str:
     """Return the path of ``rows.jsonl`` of the embedded corpus.
@@ -57,7 +59,7 @@ def corpus_rows() -> str:
 
 
 def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None]) -> bool:
-    """Run the demo. Write ``report.md`` and ``report.json`` to `out`.
+    """Run the demo. Write ``report.md`` to `out`.
 
     Args:
         out: Local folder for logs and results.
@@ -110,12 +112,12 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
         num_bytes=dataset.manifest.num_bytes,
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
-    proof = prove(order, disturbed, undisturbed, EPOCHS)
-    text = markdown_report(report, proof, undisturbed.lines, killed, disturbed.lines)
+    plan = [(epoch, step) for epoch in range(EPOCHS) for step in range(order.steps_per_epoch)]
+    check = check_logs(order, disturbed.rows, plan)
+    text = markdown_report(report, check, undisturbed.lines, killed, disturbed.lines)
     (folder / "report.md").write_text(text)
-    (folder / "report.json").write_text(json.dumps(proof.__dict__ | {"holds": proof.holds}))
     say("\n" + text + f"\nwritten to {folder / 'report.md'}")
-    return proof.holds
+    return holds(check, undisturbed.lines, disturbed.lines)
 
 
 def _train(
@@ -208,7 +210,7 @@ MetricsLines = Mapping[tuple[int, int], Mapping[str, Any]]
 
 def markdown_report(
     report: ConvertReport,
-    proof: Proof,
+    check: Check,
     undisturbed: MetricsLines,
     killed: MetricsLines,
     disturbed: MetricsLines,
@@ -217,7 +219,7 @@ def markdown_report(
 
     Args:
         report: of the conversion.
-        proof: what comparing the logs has shown.
+        check: the logs of the disturbed run, compared with its plan.
         undisturbed: the metrics of the undisturbed run.
         killed: those of the disturbed run, up to the kill.
         disturbed: those of the disturbed run after its resume, from the first step to the last.
@@ -232,22 +234,36 @@ def markdown_report(
         "corpus": f"{report.num_rows} rows -> {report.num_samples} samples, "
         f"{report.num_shards} shards, {report.num_bytes / 1e6:.1f} MB, "
         f"{report.num_rejects} rejected",
-        "steps": f"{proof.num_steps} of {batch_size} samples, {len(epochs)} epochs",
+        "steps": f"{check.num_steps} of {batch_size} samples, {len(epochs)} epochs",
         "disturbed run": f"two processes, one of them killed at step {len(killed)}; "
         f"resumed with one process from the checkpoint of step {world_sizes.count(2)}",
-        "samples lost / repeated per epoch": f"{proof.lost} / {proof.repeated}",
-        "global batches unlike the plan / the undisturbed run": f"{proof.unplanned} / "
-        f"{proof.different}",
+        "samples lost / repeated per epoch": f"{check.lost} / {check.repeated}",
+        "global batches unlike the plan": f"{check.unplanned}",
         "loss of the two runs": "largest relative difference of a step "
-        f"{proof.loss_difference:.1e}",
+        f"{loss_difference(undisturbed, disturbed):.1e}",
         "mean loss of the first and the last epoch": f"{first_loss:.3f}, {last_loss:.3f}",
         "speed of the undisturbed run": f"{speed:.0f} samples/s, {100 * wait:.0f} % of a step "
         "waiting for data (medians)",
     }
-    verdict = "holds" if proof.holds else "DOES NOT HOLD"
+    verdict = "holds" if holds(check, undisturbed, disturbed) else "DOES NOT HOLD"
     lines = [f"# mmstream demo: the proof {verdict}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
     return "\n".join(lines) + "\n"
+
+
+def holds(check: Check, undisturbed: MetricsLines, disturbed: MetricsLines) -> bool:
+    """Tell whether the data was exact, and the losses agree but for rounding."""
+    return check.holds and loss_difference(undisturbed, disturbed) < MAX_LOSS_DIFFERENCE
+
+
+def loss_difference(undisturbed: MetricsLines, disturbed: MetricsLines) -> float:
+    """Return the largest relative difference of a step's loss between the two runs."""
+    differences = [
+        abs(disturbed[step]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
+        for step, line in undisturbed.items()
+        if step in disturbed
+    ]
+    return max(differences, default=float("inf"))
 
 
 def _mean_loss(steps: MetricsLines, epoch: int) -> float:
