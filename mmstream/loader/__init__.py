@@ -8,6 +8,5 @@ batch_transport.py     a batch crosses from a worker to the main process
 settings.py            what must be the same on every rank, in words; how batches are made
 balance.py             rows of packs dealt to the ranks by their cost
 delivered.py           counts what delivered batches hold, beside bad samples
-advice.py              what a loader logs before its first batch
 device.py              batches on the device, one ahead of the user's code, and normalised there
 """

@@ -9,6 +9,7 @@ counts. They belong to the process that started them; a forked child starts its 
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Generator, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Sampler, _utils
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError
@@ -44,11 +46,14 @@ from mmstream.processes.workers import (
     without_current_folder,
 )
 from mmstream.progress import Progress
-from mmstream.ranks import World
+from mmstream.ranks import World, group_limit_s
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import ReaderProcess, needs_reader_process, node_cache_settings
 from mmstream.reading.step import Job, later_job
+from mmstream.storage.retry import patience_limit_s
 from mmstream.types import Batch
+
+logger = logging.getLogger(__name__)
 
 
 class BatchMakers:
@@ -136,6 +141,7 @@ class BatchMakers:
             pipeline: what the ranks run.
             world: this rank. It must be known where there is a node cache.
         """
+        _warn_of_patience()
         large_files, cache = large_files_of(pipeline), None
         if pipeline.cache_dir is not None and world is not None:
             cache = node_cache_settings(
@@ -223,6 +229,18 @@ class BatchMakers:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the processes behind: a copy starts its own."""
         return self.__dict__ | {"workers": None, "reader": None, "_runner": None, "_due_job": None}
+
+
+def _warn_of_patience() -> None:
+    """Warn where a rank that waits for storage could end the others by their time-out."""
+    if dist.is_available() and dist.is_initialized() and patience_limit_s() > group_limit_s() / 2:
+        logger.warning(
+            "a rank waits up to %g s for storage, and torch.distributed gives up after %g s: "
+            "set MMSTREAM_STORAGE_PATIENCE_S to less than half of that, or raise the time-out of "
+            "init_process_group",
+            patience_limit_s(),
+            group_limit_s(),
+        )
 
 
 # -- the side of the parent ------------------------------------------------------------------------

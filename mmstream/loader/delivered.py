@@ -19,14 +19,11 @@ from mmstream.types import Batch
 
 logger = logging.getLogger(__name__)
 
-MIN_DOCUMENTS = 1000
-"""Delivered documents from which on the fill of packs is judged, and samples for filters."""
+MIN_SAMPLES = 1000
+"""Delivered samples from which on filters are judged."""
 
 MIN_LEFT_OUT = 0.05
 """A filter that leaves out this share of the samples is worth a warning."""
-
-MISSING_FILL = 0.02
-"""A fill that is this much below the planned one is worth a warning, as a share of a row."""
 
 
 class DeliveredCounts:
@@ -42,7 +39,6 @@ class DeliveredCounts:
         self._batching = pipeline.flat
         self._action = pipeline.bad_samples.action
         self._has_warned_of_filters = False
-        self._has_warned_of_fill = False
 
     def count(self, batch: Batch) -> None:
         """Count a delivered batch, whose bad samples are counted already."""
@@ -50,7 +46,7 @@ class DeliveredCounts:
         self._count_lengths(lineage)
         if self._batching is not None:
             self._count_tokens(batch, self._batching)
-        if self._stats.num_samples >= MIN_DOCUMENTS:
+        if self._stats.num_samples >= MIN_SAMPLES:
             self._warn_of_filters()
         self._count_text_losses(lineage)
 
@@ -86,7 +82,7 @@ class DeliveredCounts:
         stats.num_shorter += lineage.num_shorter
 
     def _count_tokens(self, batch: Batch, batching: Flat) -> None:
-        """Count documents and tokens of rows without padding. Warn where packs are too empty."""
+        """Count documents and tokens of rows without padding."""
         stats = self._stats
         stats.num_documents += len(batch["__key__"])
         stats.num_tokens += batch["num_tokens"]
@@ -96,20 +92,6 @@ class DeliveredCounts:
             return
         stats.num_token_slots += batching.max_tokens * int(batch["__valid__"].sum())
         stats.num_planned_tokens += batch["__lineage__"].num_planned_tokens
-        is_full = stats.fill >= stats.planned_fill - MISSING_FILL
-        if self._has_warned_of_fill or is_full or stats.num_documents < MIN_DOCUMENTS:
-            return
-        self._has_warned_of_fill = True
-        logger.warning(
-            "packs are %.1f %% full, and their plan has %.1f %%: %d samples were bad, %d left out "
-            "by a filter, %d shorter than measured; filter in the plan (mmstream plan --where), or "
-            "make it anew (mmstream plan --overwrite)",
-            100 * stats.fill,
-            100 * stats.planned_fill,
-            stats.num_bad,
-            stats.num_skipped,
-            stats.num_shorter,
-        )
 
     def _warn_of_filters(self) -> None:
         """Warn once where filters leave out so much that an epoch is not what it seems."""

@@ -18,7 +18,6 @@ from mmstream.batching.collate import plain_tensors
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.bad_samples import Stats, count_samples
 from mmstream.errors import ConfigError
-from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.batch_makers import BatchMakers
 from mmstream.loader.delivered import DeliveredCounts
@@ -189,7 +188,6 @@ class Loader(IterableDataset[Batch]):
         self._delivered = DeliveredCounts(self.stats, pipeline)
         self._makers = BatchMakers(settings)
         self._iteration = 0
-        self._has_advised = False
         self._rank_settings: dict[Pipeline, dict[str, str]] = {}
         self._balance: tuple[tuple[Pipeline, World, bool], Balance] | None = None
         if self._channel is None or self._channel.is_reader:
@@ -239,9 +237,6 @@ class Loader(IterableDataset[Batch]):
         balance = self._balanced(world, shares)
         self._check_consistency(world, balance.settings)
         rows = _rows_of(self._current, world, shares)
-        if not self._has_advised:
-            self._has_advised = True
-            log_advice(self._current, world, shares)
         self._iteration += 1
         iteration = self._iteration
         self._handed_out = epoch, step = self._position

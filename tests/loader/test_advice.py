@@ -1,19 +1,14 @@
-"""What a loader says at its start: of rows, of media that nothing decodes, of storage."""
+"""What a loader says at its start: of rows."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
-from tests.helpers.corpora import write_corpus
-from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 from tests.helpers.packed_texts import pack_pipeline, write_texts
 
 ALONE = mm.World(0, 1)
@@ -62,47 +57,3 @@ def test_limits_of_another_length_are_refused(limits: Any, words: str) -> None:
     with pytest.raises(mm.ConfigError, match=words):
         mm.Pack(64, limits=limits)
     assert mm.Pack(64, limits=mm.PackLimits(64, max_documents=2)).max_tokens == 64
-
-
-# -- videos and recordings that nothing decodes: once --------------------------------------------
-
-
-def same(sample: dict[str, Any]) -> dict[str, Any]:
-    return sample
-
-
-@pytest.mark.parametrize(
-    ("settings", "said", "is_mixture"),
-    [
-        ({}, "", False),
-        ({"decode": mm.Decode({"txt": str})}, "4 mp4, 4 wav", False),
-        ({"decode": mm.Decode({"txt": str})}, "4 mp4, 4 wav", True),
-        ({"decode": mm.Decode({"txt": str}, video=FakeVideoDecoder())}, "4 wav", False),
-        ({"decode": mm.Decode({"mp4": len}, audio=FakeAudioDecoder())}, "", True),
-        ({"decode": mm.Decode({"txt": str}), "transforms": (same,)}, "", False),
-        ({"decode": mm.Decode({"txt": str}), "before": (same,)}, "", False),
-    ],
-)
-def test_media_that_nothing_decodes_are_named_once(
-    settings: dict[str, Any],
-    said: str,
-    is_mixture: bool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fields = {"mp4": fake_file(0, 1), "wav": fake_file(0, 1), "txt": b"a text"}
-    write_corpus(tmp_path, [4], lambda number: fields)
-    path = tmp_path / MANIFEST_NAME
-    manifest = Manifest.from_bytes(path.read_bytes())
-    path.write_bytes(replace(manifest, fields=dict.fromkeys(fields, 4)).to_bytes())
-    dataset: Any = mm.open_dataset(tmp_path)
-    if is_mixture:
-        dataset = mm.Mixture({"one": (dataset, 1)}, epoch_steps=1)
-    loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=4, **settings))
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            assert len(list(loader)) == 1
-    messages = [each for each in caplog.messages if each.startswith("not decoded: ")]
-    assert [message.partition(";")[0] for message in messages] == (
-        [f"not decoded: {said}"] if said else []
-    )

@@ -147,24 +147,6 @@ def test_padding_rows_of_packs_do_not_count_as_empty_ones(folder: str) -> None:
     assert loader.stats.fill == loader.stats.planned_fill > 0.8
 
 
-def refuse_every_third(sample: dict[str, Any]) -> dict[str, Any]:
-    if int(sample["__key__"]) % 3 == 0:
-        raise mm.SkipSample("every third")
-    return sample
-
-
-def test_packs_that_a_filter_empties_are_a_warning(
-    folder: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = replace(pipeline(folder), transforms=(refuse_every_third,))
-    loader = mm.Loader(source)
-    for _ in range(7):
-        list(loader)
-    (line,) = [line for line in caplog.messages if "and their plan has" in line]
-    assert "left out by a filter" in line
-    assert loader.stats.fill < loader.stats.planned_fill - 0.02
-
-
 def test_batches_without_padding_count_the_tokens_of_their_rows(folder: str) -> None:
     plain = mm.Loader(replace(pipeline(folder), batching=None))
     next(iter(plain))

@@ -19,7 +19,7 @@ import pytest
 import torch.distributed
 
 import mmstream as mm
-from mmstream.loader import advice
+from mmstream.loader.batch_makers import _warn_of_patience
 from mmstream.reading import process
 from mmstream.state import resume_hint
 from tests.helpers.corpora import write_corpus
@@ -361,18 +361,18 @@ def test_signals_to_the_whole_job_end_none_of_its_processes(
 def test_a_patience_longer_than_the_time_out_of_the_group_is_a_warning(
     tmp_path: Path, caplog, monkeypatch
 ) -> None:
-    advice.warn_of_patience()
+    _warn_of_patience()
     assert not caplog.messages  # there is no group
     torch.distributed.init_process_group(
         "gloo", f"file://{tmp_path}/group", timedelta(seconds=77), world_size=1, rank=0
     )
     try:
-        advice.warn_of_patience()
+        _warn_of_patience()
         (warning,) = caplog.messages
         assert warning.startswith("a rank waits up to 300 s for storage")
         assert "gives up after 77 s" in warning
         monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "30")
-        advice.warn_of_patience()
+        _warn_of_patience()
         assert len(caplog.messages) == 1
     finally:
         torch.distributed.destroy_process_group()
