@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from mmstream.batching.collate import plain_tensors
-from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError
 from mmstream.settings import arguments_gone, checked, shown
 from mmstream.types import Batch
@@ -160,7 +159,6 @@ class DeviceLoader:
     device: torch.device
     normalize: Normalize | None = None
     dtype: torch.dtype | None = None
-    _memory: BatchMemory = field(default_factory=BatchMemory, init=False, repr=False, compare=False)
     _streams: list[torch.cuda.Stream] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -220,9 +218,7 @@ class _Mover:
         dtype = stage.dtype if stage.normalize is None else stage.dtype or torch.float32
         with self._side_stream():
             self._normalizer = (
-                None
-                if dtype is None
-                else Normalizer(stage.normalize, dtype, self.device, stage._memory)
+                None if dtype is None else Normalizer(stage.normalize, dtype, self.device)
             )
         self._dtype = dtype
         decode = getattr(getattr(stage.loader, "pipeline", None), "decode", None)
@@ -350,20 +346,9 @@ def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 # -- uint8 images become the floating numbers that a model takes -----------------------------------
-#
-# On CUDA the formula runs as it is written. On the CPU that would be slow, because it would go over
-# large new memory four times. So the CPU works in chunks that fit its cache, and writes the results
-# to memory that is used again.
-
-CHUNK_NUMBERS = 2**15
-"""Numbers per chunk on the CPU: 128 KiB as float32.
-
-torch computes that many in one thread. With larger chunks it would use several threads, which would
-wait for the cores of the decoding threads at each operation.
-"""
 
 GROUP_NUMBERS = 2**26
-"""Numbers that a GPU normalises at a time: 256 MiB as float32, beside the result.
+"""Numbers that are normalised at a time: 256 MiB as float32, beside the result.
 
 The frames of many videos are more than that.
 """
@@ -421,14 +406,13 @@ def _numbers(name: str, values: float | Iterable[float]) -> tuple[float, ...]:
 class Normalizer:
     """Computes ``(x / 255 - mean) / std`` in float32, then rounds once to `dtype`.
 
-    The result has the same bits on every device, with or without chunks: each operation of the
-    formula is correctly rounded.
+    The result has the same bits on every device: each operation of the formula is correctly
+    rounded.
 
     Args:
         normalize: None: ``x / 255``, which scales to 0..1.
         dtype: floating type of the result.
         device: the device of the images.
-        memory: memory for results on the CPU. None: memory of its own.
     """
 
     def __init__(
@@ -436,10 +420,8 @@ class Normalizer:
         normalize: Normalize | None,
         dtype: torch.dtype,
         device: torch.device,
-        memory: BatchMemory | None = None,
     ) -> None:
         self._dtype = dtype
-        self._memory = memory or BatchMemory()
         # Division by a Python number would make CUDA multiply by the rounded 1/255, which gives
         # other bits than the CPU. Division by a tensor does not.
         self._scale = torch.tensor(255.0, dtype=torch.float32, device=device)
@@ -452,8 +434,7 @@ class Normalizer:
         """Normalise uint8 images, [B, C, H, W] or [C, H, W].
 
         Returns:
-            A new tensor of the same shape and memory format. On the CPU its memory is used again
-            when the last view of it is gone.
+            A new tensor of the same shape and memory format.
 
         Raises:
             ConfigError: the number of means does not fit the channels.
@@ -462,9 +443,6 @@ class Normalizer:
             raise ConfigError(
                 f"Normalize: {len(self._mean)} means for images of {image.shape[-3]} channels"
             )
-        pixels = image.movedim(-3, -1)
-        if image.device.type == "cpu" and image.numel() and pixels.is_contiguous():
-            return self._in_chunks(pixels).movedim(-1, -3)
         if image.ndim == 3 or image.numel() <= GROUP_NUMBERS:
             return self._at_once(image)
         result = torch.empty_like(image, dtype=self._dtype)
@@ -480,29 +458,3 @@ class Normalizer:
         if self._mean is not None and self._std is not None:
             result.sub_(self._mean.view(-1, 1, 1)).div_(self._std.view(-1, 1, 1))
         return result.to(self._dtype)
-
-    def _in_chunks(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalise contiguous [..., W, C] images on the CPU, a few lines of pixels at a time."""
-        memory = self._memory.take(pixels.numel() * self._dtype.itemsize)
-        normalized = memory.view(self._dtype).view(pixels.shape)
-        width, channels = pixels.shape[-2:]
-        lines = pixels.view(-1, width * channels)
-        results = normalized.view(-1, width * channels)
-        mean = std = None
-        if self._mean is not None and self._std is not None:  # repeated for each pixel of a line
-            mean = self._mean.expand(channels).repeat(width)
-            std = self._std.expand(channels).repeat(width)
-        num_lines = max(1, CHUNK_NUMBERS // (width * channels))
-        scratch = torch.empty(
-            (min(num_lines, len(lines)), width * channels), dtype=torch.float32, device="cpu"
-        )
-        for start in range(0, len(lines), num_lines):
-            chunk = lines[start : start + num_lines]
-            result = results[start : start + num_lines]
-            floats = result if self._dtype == torch.float32 else scratch[: len(chunk)]
-            floats.copy_(chunk).div_(self._scale)
-            if mean is not None and std is not None:
-                floats.sub_(mean).div_(std)
-            if floats is not result:
-                result.copy_(floats)
-        return normalized
