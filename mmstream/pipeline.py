@@ -533,15 +533,6 @@ def _has_user_functions(pipeline: Pipeline) -> bool:
     return is_in_decoders or any(is_user_function(function) for function in functions if function)
 
 
-def needs_no_worker(pipeline: Pipeline) -> bool:
-    """Tell whether worker processes would only copy the bytes that a reader process hands out.
-
-    That holds for raw samples behind a network, if no function of the user makes anything of them.
-    """
-    is_raw = _is_raw(pipeline) and not pipeline.zero_copy
-    return is_raw and needs_reader_process(pipeline.dataset)
-
-
 def needs_one_thread(pipeline: Pipeline) -> bool:
     """Tell whether threads of one process would only take the interpreter from each other."""
     has_functions = bool(pipeline.before or pipeline.transforms)

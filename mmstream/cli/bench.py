@@ -186,10 +186,10 @@ def _without_traces(pipeline: Any) -> Any:
 
 def _settings(pipeline: Any) -> list[tuple[int, int]]:
     """Return the (num_workers, num_threads) to try on the cores of this process."""
-    from mmstream.pipeline import needs_no_worker, needs_one_thread
+    from mmstream.pipeline import needs_one_thread
     from mmstream.processes.machine import cpu_limit
 
-    if pipeline.zero_copy or needs_no_worker(pipeline):
+    if pipeline.zero_copy:
         return [(0, 1)]
     cores = max(1, int(cpu_limit()))
     settings = [(cores, 1), (max(1, cores // 2), 2), (0, min(4, cores))]

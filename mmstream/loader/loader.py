@@ -87,9 +87,7 @@ class Loader(IterableDataset[Batch]):
 
     Args:
         pipeline: what to run.
-        num_workers: worker processes of this rank. 0 decodes in threads of this process. None
-            start for raw samples of object storage, which nothing decodes, transforms or collates:
-            the reader process hands them to this one. With `stall_timeout_s` they do.
+        num_workers: worker processes of this rank. 0 decodes in threads of this process.
         rows_per_rank: None: equal rows on every rank. "balanced": rows that differ by one at most.
             Or a list with the rows of each rank.
         world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,10 +31,8 @@ from mmstream.errors import ConfigError, escaped
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.loader.watchdog import StallLimits
 from mmstream.order.settings import reshuffle_of
-from mmstream.pipeline import Pipeline, needs_no_worker, needs_one_thread
+from mmstream.pipeline import Pipeline, needs_one_thread
 from mmstream.processes.machine import default_threads, num_cores
-
-logger = logging.getLogger(__name__)
 
 MAX_TEXT = 60
 """Longer texts are cut, and end in a hash of the whole."""
@@ -269,9 +266,7 @@ def maker_settings(
     multiprocessing_context: MultiprocessingContext,
     stall_limits: StallLimits,
 ) -> MakerSettings:
-    """Check the settings of a user, and fit them to a pipeline.
-
-    Raw samples of object storage get no workers. `num_threads` gets its default.
+    """Check the settings of a user, and give `num_threads` its default for a pipeline.
 
     Raises:
         ConfigError: impossible settings.
@@ -286,13 +281,6 @@ def maker_settings(
         raise ConfigError(
             "stall_timeout_s needs worker processes, which it can end: num_workers=1 or more"
         )
-    if num_workers and limits.timeout_s is None and needs_no_worker(pipeline):
-        logger.info(
-            "num_workers=%d: nothing is made of raw samples from object storage, so no worker "
-            "starts; the reader process hands them to this one",
-            num_workers,
-        )
-        num_workers = 0
     is_one_enough = num_workers > 0 or needs_one_thread(pipeline)
     num_threads = num_threads or (1 if is_one_enough else default_threads())
     return MakerSettings(num_workers, num_threads, prefetch_factor, multiprocessing_context, limits)

@@ -11,12 +11,11 @@ columns, one entry per sample or range, and little is done for each of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.dataset.dataset import taken_down
 from mmstream.dataset.keys import shard_stamp
@@ -35,9 +34,6 @@ from mmstream.reading.large_samples import (
 from mmstream.reading.step import Outcome
 from mmstream.storage import Access, NotAFileError, ReplacedError
 from mmstream.types import IntArray, SampleRef
-
-MAX_BUFFER_BYTES = 32 * 1024 * 1024
-"""Bytes of local ranges that are read together."""
 
 OF_THE_WHOLE_SHARD = (FileNotFoundError, NotAFileError, ReplacedError)
 """Errors of a range that all other ranges of its shard would meet too."""
@@ -124,8 +120,7 @@ class Fetcher:
         ranges = self._ranges(samples)
         if past_caches:
             self._drop_caches(ranges)
-        for numbers in self._read_together(ranges):
-            self._read(samples, ranges, numbers, held)
+        self._read(samples, ranges, held)
         self._count_reads(int((ranges.stop - ranges.start).sum()), ranges.first.size)
         self.count_wrong_reads(held.num_wrong)
         return held
@@ -231,46 +226,19 @@ class Fetcher:
         gaps = np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes)
         return np.minimum(gaps, samples.stop - samples.start) if self._has_views else gaps
 
-    def _read_together(self, ranges: _Ranges) -> Iterator[npt.NDArray[np.bool_]]:
-        """Yield which ranges are read together: all remote ones, local ones a buffer at a time."""
-        is_remote = np.zeros(ranges.first.size, dtype=np.bool_)
-        for first, end in _groups(ranges.shard):
-            is_remote[first:end] = self._access(int(ranges.shard[first])).concurrent
-        if is_remote.any():
-            yield is_remote
-        local_bytes = np.cumsum(np.where(is_remote, 0, ranges.stop - ranges.start))
-        num_read = 0
-        while local_bytes.size and num_read < local_bytes[-1]:
-            end = int(np.searchsorted(local_bytes, num_read + MAX_BUFFER_BYTES)) + 1
-            is_next = ~is_remote & (local_bytes > num_read)
-            is_next[end:] = False
-            yield is_next
-            num_read = int(local_bytes[min(end, local_bytes.size) - 1])
-
-    def _read(
-        self,
-        samples: SampleTable,
-        ranges: _Ranges,
-        is_wanted: npt.NDArray[np.bool_],
-        held: HeldSamples,
-    ) -> None:
-        """Read some of the ranges, and hold their samples, or the errors in their place."""
-        wanted = _Ranges(*(column[is_wanted] for column in ranges))
-        answers = read_ranges(self._source, wanted.bounds)
-        is_read = np.array([not isinstance(answer, OSError) for answer in answers])
-        bounds = zip(answers, wanted.first.tolist(), wanted.end.tolist(), strict=True)
-        for answer, first, end in bounds:
+    def _read(self, samples: SampleTable, ranges: _Ranges, held: HeldSamples) -> None:
+        """Read ranges, and hold their samples, or the errors in their place."""
+        data = read_ranges(self._source, ranges.bounds)
+        failed = []
+        for number, answer in enumerate(data):
             if isinstance(answer, OSError):
-                self._hold_error(samples.select(slice(first, end)), answer, held)
-        is_held = is_wanted.copy()
-        is_held[is_wanted] = is_read
+                failed.append(number)
+                of_range = samples.select(slice(ranges.first[number], ranges.end[number]))
+                self._hold_error(of_range, answer, held)
         num_samples = ranges.end - ranges.first
-        held.put(
-            samples.select(np.repeat(is_held, num_samples)),
-            [answer for answer in answers if not isinstance(answer, OSError)],
-            ranges.start[is_held],
-            np.repeat(np.arange(int(is_held.sum())), num_samples[is_held]),
-        )
+        range_of_sample = np.repeat(np.arange(num_samples.size), num_samples)
+        is_read = ~np.isin(range_of_sample, failed)
+        held.put(samples.select(is_read), data, ranges.start, range_of_sample[is_read])
 
     def _access(self, shard: int) -> Access:
         return self._source.locate(shard).dataset.access

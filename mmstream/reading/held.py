@@ -147,12 +147,11 @@ class HeldSamples:
         """
         starts = (samples.start - data_starts[data_of_sample]).tolist()
         stops = (samples.stop - data_starts[data_of_sample]).tolist()
-        views = [memoryview(piece) for piece in data]
         columns = (samples.position, samples.shard, samples.index, data_of_sample)
         for position, shard, index, number, start, stop in zip(
             *(column.tolist() for column in columns), starts, stops, strict=True
         ):
-            self._held[position] = _HeldSample(shard, index, views[number][start:stop])
+            self._held[position] = _HeldSample(shard, index, memoryview(data[number])[start:stop])
             self.num_bytes += stop - start
         for number in np.unique(data_of_sample[samples.checksum != NO_CHECKSUM]).tolist():
             first, end = np.searchsorted(data_of_sample, (number, number + 1)).tolist()

@@ -10,15 +10,13 @@ import fcntl
 import io
 import os
 import re
-import resource
 import secrets
 import stat
-import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import groupby
 from mmap import ACCESS_READ, mmap
 from operator import itemgetter
@@ -38,8 +36,6 @@ from mmstream.storage.store import (
 from mmstream.storage.urls import Range, join_url
 
 if TYPE_CHECKING:
-    from functools import _lru_cache_wrapper
-
     from _typeshed import ReadableBuffer
 
 
@@ -408,15 +404,13 @@ def object_stat(status: os.stat_result) -> ObjectStat:
     return ObjectStat(status.st_size, f"{status.st_mtime_ns}{number}")
 
 
-def read_exactly(
-    fd: int, path: str, start: int, stop: int, size: int, most: int = sys.maxsize
-) -> bytes:
-    """Return exactly bytes [start, stop) of an open file of `size` bytes, `most` at a time."""
+def read_exactly(fd: int, path: str, start: int, stop: int, size: int) -> bytes:
+    """Return exactly bytes [start, stop) of an open file of `size` bytes."""
     # Checked before the read: a damaged index may name more bytes than there is memory.
     if size < stop:
         raise StorageError(f"{path}: ends {stop - size} bytes before {stop}")
     chunks: list[bytes] = []
-    while start < stop and (chunk := os.pread(fd, min(most, stop - start), start)):
+    while start < stop and (chunk := os.pread(fd, stop - start, start)):
         chunks.append(chunk)
         start += len(chunk)
     if start < stop:
@@ -428,21 +422,14 @@ def read_exactly(
 #
 # It is a folder like any other, but a read is a request: it waits, and it may fail for a while. So
 # many ranges are read side by side, failed reads are tried again, and nothing is mapped: a map of a
-# file that went away on the server ends the process (SIGBUS). Files stay open, as opening one is a
-# request too.
+# file that went away on the server ends the process (SIGBUS).
 #
 # `file_system_of` says what kind of file system a folder is on.
 
 T = TypeVar("T")
 
-MAX_READ_BYTES = 4 << 20
-"""Bytes of one read."""
-
 MAX_PARALLEL_READS = 16
 """Ranges that are read side by side."""
-
-MAX_OPEN_FILES = 1024
-"""Files that stay open; at most half of what the process may open."""
 
 PASSING_ERRORS = {
     errno.EIO,
@@ -492,7 +479,7 @@ class SharedStore(LocalStore):
 
     access: ClassVar[Access] = Access(
         max_gap_bytes=64 * 1024,
-        max_range_bytes=MAX_READ_BYTES,
+        max_range_bytes=4 * 1024 * 1024,
         min_header_read_bytes=64 * 1024,
         max_header_read_bytes=1024 * 1024,
         concurrent=True,
@@ -517,7 +504,7 @@ class SharedStore(LocalStore):
 
         def read(one_range: Range) -> bytes | OSError:
             try:
-                return self._retry(one_range[0], partial(self._read_once, *one_range, expected))
+                return self._retry(one_range[0], partial(self._read_once, one_range, expected))
             except OSError as error:
                 return error
 
@@ -526,24 +513,13 @@ class SharedStore(LocalStore):
         with ThreadPoolExecutor(min(MAX_PARALLEL_READS, len(ranges))) as pool:
             return list(pool.map(read, ranges))
 
-    def drop_cache(self, name: str, start: int, stop: int) -> None:
-        """Have files opened again, and bytes [start, stop) read again."""
-        _open_files().cache_clear()
-        super().drop_cache(name, start, stop)
-
     def _read_once(
-        self, name: str, start: int, stop: int, expected: MutableMapping[str, ObjectStat] | None
+        self, one_range: Range, expected: MutableMapping[str, ObjectStat] | None
     ) -> bytes:
-        path = self.url_of(name)
-        file = _open_files()(path)
-        try:
-            # It may be written over while it is open. The system mostly keeps its status.
-            current = object_stat(os.fstat(file.descriptor))
-            require_known(path, name, current, expected)
-            return read_exactly(file.descriptor, path, start, stop, current.size, MAX_READ_BYTES)
-        except BaseException:  # it may be stale, and so may others
-            _open_files().cache_clear()
-            raise
+        (outcome,) = super().read_ranges([one_range], expected)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
         """Call a function that reads, again and again while it fails for a passing reason."""
@@ -559,30 +535,6 @@ class SharedStore(LocalStore):
                 raise StorageError(f"{self.url_of(name)}: {error.strerror}") from error
 
         return retry(self.url_of(name), call_once, health_of(f"shared://{self.url}"))
-
-
-class _OpenFile:
-    """A file that is open until nobody uses it any more."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = open_file(path)
-
-    def __del__(self) -> None:
-        with suppress(OSError, AttributeError):  # it was not opened
-            os.close(self.descriptor)
-
-
-def _open_files() -> _lru_cache_wrapper[_OpenFile]:
-    """Return what opens files, and keeps those open that were read last."""
-    return _open_files_of(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _open_files_of(_pid: int) -> _lru_cache_wrapper[_OpenFile]:
-    """A child process opens files of its own."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    num_open = min(MAX_OPEN_FILES, limit // 2) if limit > 0 else MAX_OPEN_FILES
-    return lru_cache(num_open)(_OpenFile)
 
 
 def is_shared(path: str) -> bool:

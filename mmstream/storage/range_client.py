@@ -14,7 +14,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import HttpClient, Response
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.retry import CREDENTIALS_HINT, health_of, sent_once
-from mmstream.storage.s3_endpoint import S3Endpoint, S3Signer, s3_endpoint
+from mmstream.storage.s3_endpoint import S3Endpoint, Signer, s3_endpoint
 from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.store import ObjectStat, RequestError, Store
 from mmstream.storage.union import UnionStore
@@ -337,7 +337,7 @@ class S3Client:
         if byte_range is not None:
             headers["range"] = byte_range
         if link.signer is not None:
-            headers = link.signer.headers(method, target, headers, time.time())
+            headers = _signed(link.signer, method, target, headers)
         headers["accept-encoding"] = "identity"
         headers["user-agent"] = "mmstream"
         try:
@@ -391,7 +391,7 @@ class S3Client:
             anew: Read all settings and credentials again.
         """
 
-        def make() -> tuple[S3Endpoint, S3Signer | None]:
+        def make() -> tuple[S3Endpoint, Signer | None]:
             cached = None if old is None or anew else old.endpoint
             endpoint = cached or s3_endpoint(self._bucket, region)
             return endpoint, endpoint.signer()
@@ -462,9 +462,18 @@ class _Link(NamedTuple):
     """What requests are sent with."""
 
     endpoint: S3Endpoint
-    signer: S3Signer | None
+    signer: Signer | None
     http: HttpClient
     checked_until: float
+
+
+def _signed(signer: Signer, method: str, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request with its signature."""
+    from botocore.awsrequest import AWSRequest
+
+    request = AWSRequest(method, url, headers)
+    signer(request)
+    return dict(request.headers)
 
 
 def retrieve_error(task: asyncio.Task[None]) -> None:

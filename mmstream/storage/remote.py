@@ -15,14 +15,12 @@ import io
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NoReturn, TypeVar, cast
 
@@ -74,9 +72,6 @@ MAX_REQUESTS_IN_FLIGHT = 128
 
 MAX_THREADS = 16
 """Ranges of one call that are requested at a time by a client that takes one request a thread."""
-
-OBJECT_RANGE_BYTES = 8 << 20
-"""A larger object that is read whole comes in ranges of this size."""
 
 _CONDITION_FAILED = (412, 404)
 """Statuses of S3: the object is not the one that was expected, or it is gone."""
@@ -474,48 +469,25 @@ def _read_ranges(
 
 
 def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
-    """Request a whole object in S3. The response says its size before its bytes are taken, mostly.
-
-    What lies behind the first `OBJECT_RANGE_BYTES` of a large one comes in ranges, side by side. If
-    these are of another version, or none, the object is read in one request: some servers know no
-    ranges, or have another version in each response.
-    """
+    """Request a whole object in S3. Its size comes first, mostly, and is compared first."""
     from fsspec.asyn import sync
 
     bucket, key, _ = client.split_path(url)
 
-    async def read_range(first: ObjectStat, start: int, stop: int) -> bytes:
-        wanted = f"bytes={start}-{stop - 1}"
-        response = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted)
-        async with response["Body"] as body:
-            stat = range_stat(url, 206, _headers(response), start, stop, health_of(url))
-            require_known(url, "", stat or first, {"": first})
-            return cast(bytes, await body.read())
-
-    async def read(part_bytes: int) -> bytes:
+    async def read() -> bytes:
         response = await client._call_s3("get_object", Bucket=bucket, Key=key)
         async with response["Body"] as body:
             headers = _headers(response)
             size = number_of_bytes(headers)
             require_size(url, size or 0, max_bytes)
-            if size is None:  # it comes in chunks
-                data = await web.read_at_most(body, None if max_bytes is None else max_bytes + 1)
-                require_size(url, len(data), max_bytes)
-            else:
-                first = ObjectStat(size, version_of(headers))
-                stops = [*range(part_bytes, size, part_bytes), size]
-                later = [read_range(first, *bounds) for bounds in pairwise(stops)]
-                first_part = web.read_at_most(body, stops[0])
-                data = b"".join(await asyncio.gather(first_part, *later))
+            data = await web.read_at_most(body, None if max_bytes is None else max_bytes + 1)
+        require_size(url, len(data), max_bytes)
         if size not in (None, len(data)):
             raise OSError(f"{len(data)} bytes came of {size}")
         require_object(url, headers, data)
         return data
 
-    try:
-        return cast(bytes, sync(client.loop, read, OBJECT_RANGE_BYTES))
-    except (ReplacedError, RequestError):
-        return cast(bytes, sync(client.loop, read, sys.maxsize))
+    return cast(bytes, sync(client.loop, read))
 
 
 def _list(client: Any, url: str) -> list[Mapping[str, Any]]:

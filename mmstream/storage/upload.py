@@ -9,9 +9,9 @@ error, the parts are removed. An object of one part at most is one plain PUT.
 Every part has a CRC-32C, and so has the whole object, where the server knows them. It then refuses
 bytes that changed on the way. Other servers get the MD5 of every part.
 
-A killed process leaves the parts that it sent. They are in no listing, but they take room. The next
-upload of the same object removes them, and so does `remove_uploads`, which whoever holds the lock
-of a prefix calls. Otherwise a lifecycle rule of the bucket does.
+A killed process leaves the parts that it sent. They are in no listing, but they take room.
+`remove_uploads` removes them, which whoever holds the lock of a prefix calls. Otherwise a lifecycle
+rule of the bucket does.
 
 Example: 20 MiB are parts of 8, 8 and 4 MiB. The first one is sent when byte 8,388,608 is written.
 """
@@ -291,7 +291,6 @@ class Upload:
             and response.get("ChecksumType") == "FULL_OBJECT"
         )
         self._threads = ThreadPoolExecutor(MAX_PARTS_IN_FLIGHT, "mmstream-upload")
-        self._threads.submit(self._remove_leftovers)
 
     def _send_part(self, number: int, data: bytes) -> dict[str, Any]:
         """Send a part. Return what the last request says of it."""
@@ -344,17 +343,6 @@ class Upload:
             raise StorageError(
                 f"{self._url}: the upload is gone: another process removed it, or writes there too"
             )
-
-    def _remove_leftovers(self) -> None:
-        """Remove what killed processes sent of this object."""
-        key = key_of(self._url)
-        try:
-            for left in _uploads(self._request, key):
-                if left["Key"] == key and left["UploadId"] != self._id:
-                    self._request("abort_multipart_upload", UploadId=left["UploadId"])
-                    logger.info("%s: removed an upload that did not end", escaped(self._url))
-        except Exception as error:  # without the right to list, a lifecycle rule removes them
-            logger.debug("%s: no list of uploads: %s", escaped(self._url), escaped(error))
 
 
 def _require(response: dict[str, Any], name: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def collate_in_workers(samples: list[Sample]) -> Batch:
-    """The default collate as a function of the user: raw samples of a far store need workers."""
+    """The default collate as a function of the user."""
     return mm.collate(samples)
 
 

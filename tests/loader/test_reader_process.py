@@ -107,19 +107,6 @@ def test_workers_of_all_kinds_get_the_same_steps_from_a_cache(tmp_path, loaders,
     assert remote.stats.cache_hit_fraction > 0.5  # the first may end before all is written
 
 
-def test_raw_samples_of_object_storage_start_no_worker(corpus, loaders, caplog) -> None:
-    caplog.set_level(logging.INFO, "mmstream")
-    remote = mm.Loader(far_pipeline(corpus), num_workers=2)
-    loaders += [remote, mm.Loader(pipeline(corpus))]
-    assert "num_workers=2: nothing is made of raw samples" in caplog.text
-    far_batches, near_batches = (
-        [(described(batch), batch["jpg"]) for _ in range(2) for batch in loader]
-        for loader in loaders
-    )
-    assert far_batches == near_batches
-    assert remote.cpu_seconds()["workers"] == 0
-
-
 def unchanged(sample):
     return sample
 

@@ -21,10 +21,8 @@ from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import WatchedStore, watched
 
-MAX_BUFFER_BYTES = 2 * 1024 * 1024
 SAMPLE_BYTES = 300_000
 COUNTS = [5, 5, 5, 5]
-"""Samples of each shard: 1.5 MB, so that two shards fill a buffer."""
 
 
 def large_sample(number: int) -> dict[str, bytes]:
@@ -47,21 +45,6 @@ def fetched(dataset: mm.Dataset) -> list[bytes]:
     refs = [(shard, index) for shard, count in enumerate(COUNTS) for index in range(count)][::-1]
     held = Fetcher(dataset).fetch(refs)
     return [bytes(held.take(position)["bin"]) for position in range(len(refs))]
-
-
-def test_local_ranges_are_read_a_buffer_at_a_time(
-    large: mm.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "MAX_BUFFER_BYTES", MAX_BUFFER_BYTES)
-    dataset = watched(large, maps_files=False)
-    assert fetched(dataset) == [large_sample(n)["bin"] for n in range(sum(COUNTS))][::-1]
-    requests = requests_of_tars(dataset.store)
-    assert [[name for name, _, _ in ranges] for ranges in requests] == [
-        ["shard-000000.tar", "shard-000001.tar"],
-        ["shard-000002.tar", "shard-000003.tar"],
-    ]
-    for ranges in requests:
-        assert sum(stop - start for _, start, stop in ranges) >= MAX_BUFFER_BYTES
 
 
 def test_ranges_of_a_concurrent_store_are_read_in_one_request(large: mm.Dataset) -> None:

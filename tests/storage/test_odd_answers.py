@@ -39,7 +39,7 @@ def settings(aws):
     """Keys, no pauses worth the name, short parts, and no store that answered before."""
     for module, name, value in [
         (retry, "FIRST_PAUSE_S", 0.01), (retry, "MAX_PAUSE_S", 0.01),
-        (remote, "OBJECT_RANGE_BYTES", 700), (upload, "PART_BYTES", 4096),
+        (upload, "PART_BYTES", 4096),
     ]:  # fmt: skip
         aws.setattr(module, name, value)
     return aws

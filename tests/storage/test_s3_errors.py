@@ -315,23 +315,6 @@ def test_an_endpoint_may_have_a_path(server, settings, path):
     assert open_store(URL).read("a", 10_000) == DATA
 
 
-@pytest.mark.parametrize("new", [DATA[::-1], DATA + b"more"], ids=["same size", "longer"])
-def test_a_large_object_that_is_replaced_while_it_is_read_is_read_again(
-    server, settings, pauses, new
-):
-    settings.setattr(remote, "OBJECT_RANGE_BYTES", 300)
-
-    def answer_and_replace(request, name):
-        S3Stub.answer_object(request, name)
-        if "Range" not in request.headers:
-            server.objects[name] = new
-
-    server.answer_object = answer_and_replace
-    assert CALLS["read"](open_store(URL)) == new
-    assert len(server.requests) > 2
-    assert pauses == []
-
-
 @pytest.mark.parametrize("wrong", ["bytes 0-3/1024", None])
 def test_another_range_than_the_one_asked_for_is_asked_for_again(server, pauses, wrong):
     answers = [{"Content_Range": wrong} if wrong else {}]

@@ -110,15 +110,6 @@ def test_a_read_that_fails_for_a_while_is_tried_again(store, monkeypatch, pauses
     assert len(pauses) == 2
 
 
-def test_a_stale_file_is_opened_again_and_a_removed_one_is_absent(store, monkeypatch, pauses):
-    assert store.read_range("a.tar", 0, 2) == b"\0\1"
-    Path(store.url_of("a.tar")).unlink()
-    assert store.read_range("a.tar", 2, 4) == b"\2\3"  # it stays open, as on a local disk
-    failing(monkeypatch, "pread", errno.ESTALE)
-    with pytest.raises(FileNotFoundError, match=r"a\.tar"):
-        store.read_range("a.tar", 2, 4)
-
-
 def test_a_server_that_stays_away_is_an_error_that_says_since_when(store, monkeypatch, pauses):
     store.read_range("a.tar", 0, 1)
     failing(monkeypatch, "pread", forever=errno.EIO)
@@ -134,31 +125,6 @@ def test_missing_rights_are_not_tried_again(store, monkeypatch, pauses):
     with pytest.raises(StorageError, match=r"a\.tar: Permission denied"):
         store.read_range("a.tar", 0, 1)
     assert not pauses
-
-
-def test_a_file_is_opened_once_and_read_in_pieces(store, monkeypatch):
-    monkeypatch.setattr(local, "MAX_READ_BYTES", 1000)
-    opened = failing(monkeypatch, "open")
-    read = failing(monkeypatch, "pread")
-    ranges = [("a.tar", start, start + 2500) for start in (0, 5000, 10_000)]
-    assert store.read_ranges(ranges[:1]) + store.read_ranges(ranges[1:]) == [
-        (bytes(range(256)) * 100)[start:stop] for _, start, stop in ranges
-    ]
-    assert (len(opened), len(read)) == (1, 9)
-
-
-def test_no_more_files_stay_open_than_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "MAX_OPEN_FILES", 2)
-    local._open_files_of.cache_clear()
-    for number in range(5):
-        LocalStore(str(tmp_path)).write(f"{number}.tar", bytes(10))
-    store = SharedStore(str(tmp_path))
-    for number in (0, 1, 2, 3, 4, 3):
-        store.read_range(f"{number}.tar", 0, 10)
-    names = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
-    assert sorted(name for name in names if name.is_relative_to(tmp_path)) == [
-        tmp_path / f"{number}.tar" for number in (3, 4)
-    ]
 
 
 @pytest.mark.parametrize("content", [b"x" * 25_600, b"x" * 30_000, b"x" * 20_000])
