@@ -597,7 +597,7 @@ def test_files_and_uploads_of_others_below_a_destination_stay(
     ours, theirs = ".shard-000000.tar.1-a.tmp", ".notes.txt.1-a.tmp"
     for name in (ours, theirs):
         (tmp_path / name).touch()
-    begin(open_store(str(tmp_path)), dataset, {}, "bake")
+    begin(open_store(str(tmp_path)), dataset, {})
     assert not (tmp_path / ours).exists()
     assert (tmp_path / theirs).exists()
     patterns: list[str] = []

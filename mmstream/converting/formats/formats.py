@@ -34,7 +34,6 @@ from mmstream.converting.formats.fields import (
     kind_by_name,
 )
 from mmstream.errors import escaped
-from mmstream.media.types import Kind
 
 MAX_NAMED_KEYS = 8
 """Keys of an unknown row that its reason for rejection names."""
@@ -193,12 +192,7 @@ def _require_clear(row: dict[str, Any], name: str) -> None:
 
 def _unknown(row: dict[str, Any]) -> RowError:
     keys = escaped(", ".join(map(str, list(row)[:MAX_NAMED_KEYS])), 200)
-    hint = OPTIONS
-    medium = next((key for key in row if _looks_like_media(row[key])), None)
-    if medium is not None:
-        key = escaped(medium, 40)
-        hint = f"{key} looks like a media file: say --map {_kind_of(row[medium])}={key}"
-    return RowError(f"no known format has the keys {keys}; {hint}")
+    return RowError(f"no known format has the keys {keys}; {OPTIONS}")
 
 
 def _refuse_lost_text(row: dict[str, Any]) -> None:
@@ -257,13 +251,3 @@ def _looks_like_media(value: Any) -> bool:
     is_path = "\n" not in path and "://" not in path and kind_by_name(path) is not None
     is_data_url = value.startswith(("data:image/", "data:audio/", "data:video/"))
     return is_path or is_base64_media(value) or is_data_url
-
-
-def _kind_of(medium: Any) -> Kind:
-    """Return what the name of a medium says that it is; bytes without a name are an image."""
-    name = medium.get("path") if isinstance(medium, dict) else medium
-    if not isinstance(name, str):
-        return "image"
-    if name.startswith("data:audio/"):
-        return "audio"
-    return "video" if name.startswith("data:video/") else kind_by_name(name.strip()) or "image"
