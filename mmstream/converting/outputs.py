@@ -252,7 +252,7 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
         are_others = saved.get("rows_sha256") != plan["rows_sha256"]
         hint = "; rerun=mm.Rerun(append=True) adds rows" if are_others else ""
         _require_same_plan(store, "a dataset", saved, plan, _OTHER_PLACE + hint)
-        return "finished" if manifest.num_samples or not plan["num_rows"] else "clear"
+        return "finished"
     tars = [name for name in names if name.endswith(".tar")]
     if tars and not overwrite and _report_files(store):
         raise ConfigError(
@@ -828,12 +828,6 @@ def _with_damage(output: Output) -> Output:
     if output.state != "finished":
         return output._replace(expected={}, lost_parts=(), extra={}, appends={})
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
-    if manifest.checksums is None:
-        raise ManifestError(
-            f"{output.store.url}: has no checksums of samples, so an early version of mmstream "
-            "wrote it; convert into another folder, or write it anew with "
-            "rerun=mm.Rerun(overwrite=True)"
-        )
     files = output.store.list()
     sizes = {name: file.size for name, file in files.items()}
     own = _own_shards(output, manifest)

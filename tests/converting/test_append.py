@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.converting.append import MAX_ROWS_PER_SAMPLE, KnownRows, _ids, plan_append
-from mmstream.converting.rows.arrow import ParquetFile
-from mmstream.converting.rows.open import open_rows
+from mmstream.converting.append import MAX_ROWS_PER_SAMPLE, KnownRows, plan_append
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.removed import take_down
@@ -454,15 +449,6 @@ def test_lost_shards_of_an_append_are_written_again_by_its_command(week, tmp_pat
     assert tree(out) == before
 
 
-def test_overwrite_removes_what_was_appended(week, tmp_path):
-    one = week("one", range(5))
-    convert(one, tmp_path / "out")
-    convert(week("two", range(5, 12)), tmp_path / "out", append=True)
-    convert(one, tmp_path / "out", overwrite=True)
-    convert(one, tmp_path / "fresh")
-    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
-
-
 # -- how shards are cut ----------------------------------------------------------------------------
 
 
@@ -501,23 +487,3 @@ def test_the_command_appends_and_says_what_is_there_already(week, tmp_path, mmst
     assert "no row was added" in printed
     assert "rejects.jsonl" not in printed
     assert mmstream("convert", two, out, "--append", "--overwrite")[0] == 2
-
-
-def test_the_log_has_no_warning_where_all_rows_are_new(week, tmp_path, caplog):
-    convert(week("one", range(5)), tmp_path / "out")
-    with caplog.at_level(logging.WARNING):
-        convert(week("two", range(5, 9)), tmp_path / "out", append=True)
-    assert caplog.text == ""
-    assert source_of(tmp_path / "out")["appended"][0]["starts"] == [0]
-
-
-def test_ids_of_a_row_group_are_read_once(tmp_path, monkeypatch):
-    ids = [f"row {i}" for i in range(9000)]
-    pq.write_table(pa.table({"id": ids, "text": ids}), tmp_path / "rows.parquet")
-    begun, batches = [], ParquetFile.batches
-    monkeypatch.setattr(
-        ParquetFile, "batches", lambda *args: begun.append(args[1]) or batches(*args)
-    )
-    with open_rows(tmp_path / "rows.parquet") as source:
-        assert [*_ids(source)] == ids
-    assert begun == [0]

@@ -18,7 +18,6 @@ from mmstream.tar.samples import iter_members
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.convert_corpus import (
     after_files,
-    interrupted,
     keys,
     rejects,
     run,
@@ -228,11 +227,3 @@ def test_a_conversion_counts_every_row_and_reject(terminal, corpus, tmp_path, nu
     run(corpus, tmp_path / "out", progress=True, num_workers=num_workers)
     assert re.search("40/40.*2 rejected", terminal.getvalue().rpartition("\r")[2])
     assert tree(tmp_path / "out") == whole
-
-
-def test_an_interrupted_conversion_goes_on_where_the_bar_was(
-    terminal, corpus, tmp_path, monkeypatch
-):
-    interrupted(monkeypatch, corpus, tmp_path / "out", after=2)
-    run(corpus, tmp_path / "out", progress=True)
-    assert "40/40" in terminal.getvalue().rpartition("\r")[2]

@@ -21,7 +21,6 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.rows import fetch, folders
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.fetch import InputFile, copy_tars
-from mmstream.converting.rows.folders import FolderContent
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
@@ -643,12 +642,6 @@ def test_a_compressed_tar_in_a_folder_hides_nothing_that_lies_beside_it(folder, 
     write_files(pictures(tmp_path / "pictures", "cat/1.jpg", "dog/1.jpg"), {"archive.tgz": data})
     assert [row["label_name"] for row in values(tmp_path / "pictures")] == ["cat", "dog"]
     assert "such as archive.tgz" in caplog.text
-
-
-def test_compressed_tars_beside_tars_that_rows_name_are_left_out_with_a_warning(caplog):
-    content = FolderContent(tables=["r"], tars=["0.tar"], packed_tars=["b.tgz"], tarred=["r"])
-    assert content.kind("corpus", None) == "tarred"
-    assert "compressed tars are left out (1, such as b.tgz)" in caplog.text
 
 
 def test_a_tar_that_lies_in_a_folder_twice_is_read_once(folder, caplog):

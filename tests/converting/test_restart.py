@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 
 import mmstream as mm
 from mmstream.converting import shard
 from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from tests.helpers.convert_corpus import interrupted, objects, run, tree, write_files
 from tests.helpers.corpora import jpeg
 
@@ -79,18 +78,6 @@ def test_check_also_finds_shards_with_other_bytes(
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
     report = run(corpus, tmp_path / "out", check=True, **options)
     assert (report.num_repaired, report.was_finished, report.num_new_bytes) == (0, True, 0)
-
-
-def test_a_finished_conversion_without_checksums_is_refused_with_the_cure(corpus, tmp_path):
-    run(corpus, tmp_path / "out")
-    path = tmp_path / "out" / MANIFEST_NAME
-    manifest = Manifest.from_bytes(path.read_bytes())
-    path.write_bytes(replace(manifest, checksums=None).to_bytes())
-    with pytest.raises(
-        mm.errors.ManifestError, match=r"no checksums of samples, .*rerun=mm.Rerun\(overwrite"
-    ):
-        run(corpus, tmp_path / "out")
-    assert run(corpus, tmp_path / "out", overwrite=True).num_samples == 38
 
 
 def test_rejects_of_an_unfinished_conversion_are_written_again_when_they_are_missing(

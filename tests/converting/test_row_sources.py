@@ -781,12 +781,6 @@ def test_rows_inside_an_object_are_rows(tmp_path, value, rows, indent, encoding)
     assert values(path) == rows
 
 
-def test_columns_are_said_in_the_log(tmp_path, caplog):
-    (tmp_path / "rows.json").write_text('{"image": ["a.jpg", "b.jpg"], "text": ["x", "y"]}')
-    values(tmp_path / "rows.json")
-    assert "is read as columns: 2 rows of image, text" in caplog.text
-
-
 def test_a_long_line_that_is_no_transcript_takes_no_time():
     started = time.process_time()
     assert not tables.is_transcripts(b"a_1|x|" + b"t" * 60_000 + b"|y\n")

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from PIL import Image
 import mmstream as mm
 from mmstream.converting.rows import fetch, records
 from mmstream.converting.rows.open import open_rows
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import MemoryStore, open_store
 from tests.helpers.convert_corpus import rejects, run, tree, values, write_rows
 from tests.helpers.corpora import jpeg
@@ -148,15 +146,6 @@ def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_aga
     (media / "late.jpg").write_bytes(jpeg(0))
     report = run(path, out, samples_per_shard=4, splits=splits, media_root=media)
     assert (report.num_samples, report.was_finished) == (9, False)
-
-
-def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
-    path, out = write_rows(tmp_path / "rows.jsonl", [{"text": "t"}] * 9), tmp_path / "out"
-    run(path, out)
-    manifest = Manifest.from_bytes((out / MANIFEST_NAME).read_bytes())
-    (out / MANIFEST_NAME).write_bytes(replace(manifest, shards=(), index_parts=()).to_bytes())
-    assert run(path, out).num_samples == 9
-    assert run(path, out).was_finished
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,15 @@ from yarl import URL
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.hosts import (
-    AllowedHosts,
     DeadHostError,
     DnsCache,
     Host,
+    HostRules,
     Outage,
     TryFailedError,
     WebAddress,
+    host_rule,
+    is_allowed,
     is_public,
     look_up,
     parse_url,
@@ -90,7 +92,7 @@ class Downloader:
         )
         self._dns_outage = Outage("DNS server", self._dns.answers, options.max_unanswered)
         self._server_outage = Outage("server", self._can_connect, options.max_unanswered)
-        self._allowed = AllowedHosts(options.allow_hosts)
+        self._allowed = frozenset(map(host_rule, options.allow_hosts))
         self._resolver = CheckedResolver(self._dns, self._allowed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -289,7 +291,7 @@ class CheckedResolver(AbstractResolver):
     the check and another one for the connection.
     """
 
-    def __init__(self, dns: DnsCache, allowed: AllowedHosts) -> None:
+    def __init__(self, dns: DnsCache, allowed: HostRules) -> None:
         self._dns = dns
         self._allowed = allowed
         self._private: set[tuple[str, int]] = set()
@@ -301,7 +303,7 @@ class CheckedResolver(AbstractResolver):
             RowError: There are none.
             TryFailedError: No DNS server answered.
         """
-        if self._allowed.has(host, port):
+        if is_allowed(host, port, self._allowed):
             addresses = await self._dns.addresses(host)
             self._private.update((address, port) for address in addresses)
             return list(addresses)
@@ -338,7 +340,7 @@ class CheckedResolver(AbstractResolver):
         """Tell whether a connection may go to an address, wherever it came from."""
         return (
             is_public(ip_address(address))
-            or self._allowed.has(address, port)
+            or is_allowed(address, port, self._allowed)
             or (address, port) in self._private
         )
 

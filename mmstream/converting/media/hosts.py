@@ -30,7 +30,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -127,22 +127,16 @@ class WebAddress(NamedTuple):
         return f"{self.scheme}://{host}{port}{self.target}"
 
 
-class AllowedHosts:
-    """Hosts that may have addresses which are not public.
-
-    Args:
-        names: ``NAME`` for every port, or ``NAME:PORT``.
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._rules = frozenset(map(host_rule, names))
-
-    def has(self, host: str, port: int) -> bool:
-        """Tell whether a host is allowed at a port."""
-        return not self._rules.isdisjoint({(host, None), (host, port)})
+HostRules = frozenset[tuple[str, int | None]]
+"""Hosts that may have addresses which are not public: (host, port), or None for every port."""
 
 
-def parse_url(url: str, allowed: AllowedHosts, base: str | None = None) -> WebAddress:
+def is_allowed(host: str, port: int, allowed: HostRules) -> bool:
+    """Tell whether a host is allowed at a port."""
+    return not allowed.isdisjoint({(host, None), (host, port)})
+
+
+def parse_url(url: str, allowed: HostRules, base: str | None = None) -> WebAddress:
     """Take a URL apart, and check all that can be checked without DNS.
 
     The result is written anew from its pieces. So the host that was checked is the host that the
@@ -175,7 +169,7 @@ def parse_url(url: str, allowed: AllowedHosts, base: str | None = None) -> WebAd
         raise RowError("not a URL")
     port = _PORTS[scheme] if port is None else port
     address = WebAddress(scheme, host, port, target)
-    if allowed.has(host, port):
+    if is_allowed(host, port, allowed):
         return address
     if (port < 1024 and port not in _PORTS.values()) or port in _BAD_PORTS:
         raise RowError(f"port {port} is not one of HTTP; allow it with --allow-host {host}:{port}")

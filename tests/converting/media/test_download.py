@@ -19,7 +19,7 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.media import download as download_module
 from mmstream.converting.media import hosts
 from mmstream.converting.media.download import CheckedResolver, Downloader, WebClient
-from mmstream.converting.media.hosts import AllowedHosts, DnsCache, WebAddress
+from mmstream.converting.media.hosts import DnsCache, WebAddress
 from tests.helpers import download_faults
 from tests.helpers.convert_corpus import run, shards, write_rows
 from tests.helpers.download_faults import MEDIA
@@ -200,7 +200,7 @@ def test_no_url_and_no_redirect_reaches_a_private_server(server: MediaServer) ->
 def test_public_addresses_of_a_name_are_used_and_the_others_are_not() -> None:
     async def resolve() -> list[str]:
         cache = DnsCache(lambda host: ["10.0.0.1", "8.8.8.8", "::1"], lambda host: None)
-        resolver = CheckedResolver(cache, AllowedHosts(()))
+        resolver = CheckedResolver(cache, frozenset())
         assert not resolver.may_connect("10.0.0.1", 80)
         return [result["host"] for result in await resolver.resolve("mixed.example", 80)]
 
@@ -214,7 +214,7 @@ def test_a_connection_is_refused_whatever_the_resolver_says(server: MediaServer)
 
     async def get() -> None:
         cache = DnsCache(lambda host: [], lambda host: None)
-        client = WebClient(mm.DownloadOptions(), Lying(cache, AllowedHosts(())))
+        client = WebClient(mm.DownloadOptions(), Lying(cache, frozenset()))
         try:
             address = WebAddress("http", "evil.example", server.port, "/a.jpg")
             await client.get(address, 10_000, keep_connection=False)
