@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,9 @@ while they wait for each other, and two programs on one core, tripled the time o
 """
 
 TESTS = Path(__file__).parent
+LONGEST = ("docs/test_ray_example.py", "converting/test_ray.py", "train/test_demo.py")
+"""Files of which a single test takes minutes."""
+
 COVERING = (
     *("order", "reading", "bad_samples", "loader", "dataset"),
     *("test_state.py", "test_damaged_states.py", "packing/test_order.py"),
@@ -141,7 +145,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files at the end would keep one of them waiting. Python that is measured is two times slower.
     """
     files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
-    files.sort(key=lambda file: -sum(item.get_closest_marker("slow") is not None for item in file))
+    longest = [TESTS / name for name in LONGEST]
+    files.sort(
+        key=lambda file: (
+            file[0].path not in longest,
+            -sum(item.get_closest_marker("slow") is not None for item in file),
+        )
+    )
     items[:] = [item for file in files for item in file]
     for item in items:
         if not is_covering(item):
@@ -163,6 +173,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what tests make only: a tenth of their processor time went into it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
