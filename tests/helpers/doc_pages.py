@@ -46,7 +46,7 @@ SHORTER = (
     # The processor of a model's folder has settings of its own.
     (
         r"(\bmmstream train (?![^#\n]*--model \S+/)[^#\n]*)",
-        r"\1 --max-steps 2 --image-size 16 --max-length 16 ",
+        r"\1 --max-steps 2 --image-size 16 --max-length 16 --num-workers 0 ",
     ),
     (r"--nproc-per-node \d+", "--nproc-per-node 2"),
 )

@@ -16,7 +16,7 @@ NUM_LOOKS = 10
 MEMORY_SLACK = 20_000_000
 """Bytes by which memory may grow: allocators keep what they once had."""
 
-SETTLE_S = 30.0
+SETTLE_S = 120.0
 """How long processes and threads may take to end; a busy machine needs seconds for it."""
 
 

@@ -79,7 +79,6 @@ def steps(loader):
     [
         pytest.param("forkserver", 0, marks=pytest.mark.slow),
         pytest.param("forkserver", 3, marks=pytest.mark.slow),
-        pytest.param("spawn", 0, marks=pytest.mark.slow),
         ("fork", 3),
     ],
 )

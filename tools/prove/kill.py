@@ -18,11 +18,11 @@ MOMENTS = ("start-up", "workers start", "checkpoint", "after steps", "any time")
 SIGTERM_DELAY_S = 3
 """After the end of a rank, the others may run so long; then they get SIGTERM."""
 
-STOP_S = 20
+STOP_S = 120
 """Longest time from SIGTERM to the end of a rank. More is a fault, as with the next two."""
 NOTICE_S = 60
 """Longest time from the death of a worker to the end of its rank."""
-GRACE_S = 10
+GRACE_S = 60
 """Longest time from the end of a rank to the end of its workers and shared memory."""
 
 MAX_MISSED_STEPS = 40
