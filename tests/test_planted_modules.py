@@ -16,7 +16,7 @@ import pytest
 import mmstream
 from tests.helpers.corpora import write_corpus
 
-SECONDS = 120
+SECONDS = 500
 """A time limit against a hang."""
 
 PRELOADED = 50_000

@@ -99,7 +99,7 @@ def run(folder: Path, site: Path, *command: str) -> subprocess.CompletedProcess[
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
 
 

@@ -38,7 +38,7 @@ def objects(tmp_path_factory):
 def settings(aws):
     """Keys, no pauses worth the name, short parts, and no store that answered before."""
     for module, name, value in [
-        (retry, "FIRST_PAUSE_S", 0.01), (retry, "MAX_PAUSE_S", 0.01),
+        (retry, "FIRST_PAUSE_S", 0.001), (retry, "MAX_PAUSE_S", 0.001),
         (upload, "PART_BYTES", 4096),
     ]:  # fmt: skip
         aws.setattr(module, name, value)
