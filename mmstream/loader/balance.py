@@ -1,4 +1,4 @@
-"""Rows of packs dealt to the ranks: whether it pays, and among which ranks.
+"""Rows of packs dealt to the ranks by their cost: among which ranks.
 
     Loader.iter_undelivered -> `balanced` -> PackOrder.with_ranks -> workers and the reader process
 
@@ -9,15 +9,11 @@ resume on other ranks, with another cost, or without one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from mmstream.batching.flat import Pack
-from mmstream.order.lanes import request_factor
-from mmstream.packing.cost import Cost, deal, imbalance, micro_imbalance
+from mmstream.packing.cost import Cost, deal, imbalance
 from mmstream.packing.order import PackOrder
 from mmstream.pipeline import Pipeline
 from mmstream.ranks import RowsPerRank
@@ -25,12 +21,6 @@ from mmstream.reading.process import needs_reader_process
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
-
-MIN_GAIN = 0.02
-"""Rows are dealt where ranks that wait for each other then wait so much less, as a share."""
-
-MODELLED_STEPS = 16
-"""Steps of an epoch that are modelled."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Balance:
 
 
 def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: bool) -> Balance:
-    """Return a pipeline whose rows are dealt to the ranks by cost, where that pays.
+    """Return a pipeline whose rows are dealt to the ranks by cost, where one is given.
 
     Args:
         pipeline: what the loader runs.
@@ -70,11 +60,6 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     if not (isinstance(order, PackOrder) and isinstance(batching, Pack)) or world_size == 1:
         return Balance(pipeline, {})
     undealt = Balance(pipeline, {"rows dealt": "no"})
-    if batching.cost is None and batching.deal != "off" and logs:
-        logger.info(
-            "packs are not balanced over the ranks, because nothing says what they cost: pass "
-            "mm.Pack(..., cost=mm.Cost.from_config(model.config))"
-        )
     if batching.cost is None:
         return undealt
     if not _are_equal(shares, order.global_batch_size, world_size):
@@ -90,17 +75,9 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     undealt = replace(undealt, cost=batching.cost, world_size=world_size)
     if batching.deal == "off":
         return undealt
-    steps = _modelled_costs(order, batching.cost)
     among = _ranks_that_deal(pipeline, batching, order, world_size)
-    dealt = [costs[deal(costs, world_size, among)] for costs in steps]
-    before = _mean(micro_imbalance, steps, world_size)
-    after = _mean(micro_imbalance, dealt, world_size)
-    is_dealt = bool(steps) and before >= after * (1 + MIN_GAIN)
-    if logs and steps:
-        _log(steps, dealt if is_dealt else steps, world_size, among if is_dealt else 0)
-        _warn_of_requests(pipeline, order, world_size, among if is_dealt else 0)
-    if not is_dealt:
-        return undealt
+    if logs:
+        logger.info("packs are dealt by cost, among %d of %d ranks", among, world_size)
     dealt_order = order.with_ranks(world_size, partial(deal, among=among), batching.cost.modelled)
     settings = {"rows dealt": f"among {among} of {world_size} ranks"}
     return replace(undealt, pipeline=pipeline.with_order(dealt_order), settings=settings)
@@ -124,52 +101,7 @@ def _ranks_that_deal(pipeline: Pipeline, batching: Pack, order: PackOrder, world
     return max(1, world_size // num_lanes) if world_size % num_lanes == 0 else 1
 
 
-def _modelled_costs(order: PackOrder, cost: Cost) -> list[IntArray]:
-    """Return the costs of the rows of some full steps, spread over the first epoch."""
-    last = order.steps_per_epoch - 1
-    steps = np.unique(np.linspace(0, last, MODELLED_STEPS).astype(np.int64))
-    costs = [_costs_of_step(order, cost, 0, step) for step in steps.tolist()]
-    return [of_step for of_step in costs if of_step is not None]
-
-
 def _costs_of_step(order: PackOrder, cost: Cost, epoch: int, step: int) -> IntArray | None:
     """Return the costs of the rows of a step. None: it has padding rows."""
     costs = cost.modelled(order.unit_sums(epoch, step))
     return costs if costs.size == order.global_batch_size else None
-
-
-def _mean(
-    measured: Callable[[IntArray, int], float], steps: Sequence[IntArray], num_ranks: int
-) -> float:
-    return float(np.mean([measured(costs, num_ranks) for costs in steps])) if steps else 1.0
-
-
-def _log(before: Sequence[IntArray], after: Sequence[IntArray], num_ranks: int, among: int) -> None:
-    """Say once what dealing does."""
-    done = "packs are not dealt, which would gain less than 2 %"
-    if among:
-        done = "packs are dealt by cost, each rank's own"
-    if among > 1:
-        done = f"packs are dealt by cost among {'all' if among == num_ranks else among} ranks"
-    logger.info(
-        "%s: over %d ranks the most costly one has %.2f times the mean of a step (%.2f undealt), "
-        "and %.2f times where ranks wait after every pack (%.2f undealt)",
-        done,
-        num_ranks,
-        _mean(imbalance, after, num_ranks),
-        _mean(imbalance, before, num_ranks),
-        _mean(micro_imbalance, after, num_ranks),
-        _mean(micro_imbalance, before, num_ranks),
-    )
-
-
-def _warn_of_requests(pipeline: Pipeline, order: PackOrder, world_size: int, among: int) -> None:
-    """Say what it costs that ranks read parts of each other's ranges."""
-    if among < world_size or not needs_reader_process(pipeline.dataset):
-        return
-    bounds = [order.global_batch_size * rank // world_size for rank in range(world_size + 1)]
-    logger.info(
-        "packs dealt among all ranks take up to %.1f times as many requests to storage: "
-        'mm.Pack(..., deal="auto") deals among ranks that share lanes only',
-        request_factor(order.range_samples, 1, bounds),
-    )

@@ -4,7 +4,7 @@ Loader.mark_delivered -> `DeliveredCounts` -> loader.stats
 
 Bad samples and their limits are counted in ``decoding/bad_samples.py``. The samples here are good:
 they never reach a limit. A warning for each of them would flood the log. So the first one of a kind
-is a warning, and the end of an epoch has a summary.
+is a warning.
 """
 
 from __future__ import annotations
@@ -50,22 +50,9 @@ class DeliveredCounts:
             self._warn_of_filters()
         self._count_text_losses(lineage)
 
-    def end_epoch(self, epoch: int) -> None:
-        """Log what the texts have lost."""
+    def end_epoch(self) -> None:
+        """Warn of filters also where the epoch had few samples."""
         self._warn_of_filters()
-        stats = self._stats
-        losses = []
-        if stats.num_cut_texts:
-            losses.append(
-                f"{stats.num_cut_texts:,} of {stats.num_samples:,} samples had their text cut at "
-                "max_length"
-            )
-        if stats.num_dropped_parts:
-            losses.append(f"{stats.num_dropped_parts:,} parts of conversations were dropped")
-        if losses:
-            logger.warning(
-                "after epoch %d, since the loader was made: %s", epoch, "; ".join(losses)
-            )
 
     def _count_lengths(self, lineage: BatchLineage) -> None:
         """Count samples of packs that have other lengths than were measured."""

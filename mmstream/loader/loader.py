@@ -313,7 +313,7 @@ class Loader(IterableDataset[Batch]):
         self._is_midway = lineage.epoch == self._position[0]
         self.stats.num_steps += 1
         if not self._is_midway:
-            self._end_epoch(lineage.epoch)
+            self._end_epoch()
 
     def _leave_epoch(self, world: World) -> None:
         """Go to the next beginning, because the loop over this epoch was left before its end."""
@@ -331,7 +331,7 @@ class Loader(IterableDataset[Batch]):
             )
         self._position = self._next_beginning()
         self._is_midway = False
-        self._end_epoch(epoch)
+        self._end_epoch()
 
     def _next_beginning(self) -> tuple[int, int]:
         """Return where the next loop begins if this one is left now."""
@@ -342,8 +342,8 @@ class Loader(IterableDataset[Batch]):
         """Return what runs after this epoch. A mixture keeps the settings of its state."""
         return self.pipeline if self.pipeline.dataset.can_finish_epoch else self._current
 
-    def _end_epoch(self, epoch: int) -> None:
-        self._delivered.end_epoch(epoch)
+    def _end_epoch(self) -> None:
+        self._delivered.end_epoch()
         self._current = self._next_pipeline()
 
     def _count_imbalance(self, lineage: BatchLineage) -> None:

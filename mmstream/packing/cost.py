@@ -289,19 +289,5 @@ def imbalance(costs: IntArray, num_ranks: int) -> float:
         num_ranks: W. It must divide G.
     """
     totals = costs.reshape(num_ranks, -1).sum(axis=1)
-    return _share(int(totals.max()), int(totals.sum()), num_ranks)
-
-
-def micro_imbalance(costs: IntArray, num_ranks: int) -> float:
-    """Return the same where ranks wait for each other at every row, as FSDP does at micro-steps.
-
-    Args:
-        costs: int64 [G], the cost of the row at each position.
-        num_ranks: W. It must divide G.
-    """
-    slowest = costs.reshape(num_ranks, -1).max(axis=0)
-    return _share(int(slowest.sum()), int(costs.sum()), num_ranks)
-
-
-def _share(slowest: int, total: int, num_ranks: int) -> float:
-    return slowest * num_ranks / total if total else 1.0
+    total = int(totals.sum())
+    return int(totals.max()) * num_ranks / total if total else 1.0

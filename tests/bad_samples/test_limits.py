@@ -304,14 +304,9 @@ def test_cut_texts_are_counted_and_warned_of_once(
     assert running.stats.num_cut_texts == 2 * NUM_SAMPLES // 3
     assert running.stats.num_bad == 0
     messages = [line for line in caplog.messages if "text" in line]  # not those of a busy machine
-    assert len(messages) == 3
-    assert messages[0].startswith("shard-000000.tar[")
-    assert ".txt: text of 62 tokens cut to max_length=16; others are only counted" in messages[0]
-    assert messages[1:] == [
-        f"after epoch {epoch}, since the loader was made: {cut} samples had their text cut at "
-        "max_length"
-        for epoch, cut in ((0, "8 of 24"), (1, "16 of 48"))
-    ]
+    (message,) = messages
+    assert message.startswith("shard-000000.tar[")
+    assert ".txt: text of 62 tokens cut to max_length=16; others are only counted" in message
 
 
 def test_the_ranks_count_their_own_rows(dataset: mm.Dataset) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -80,21 +79,6 @@ def test_one_rank_is_not_compared_with_others(folder: str) -> None:
     loader = mm.Loader(pipeline(folder, cost=ATTENTION))
     next(iter(loader))
     assert (loader.stats.num_modelled_steps, loader.stats.modelled_imbalance) == (0, 0.0)
-
-
-def test_the_log_says_once_what_dealing_gains(
-    folder: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    loader = mm.Loader(pipeline(folder, cost=ATTENTION), world=mm.World(0, 2))
-    list(loader)
-    list(loader)
-    (line,) = [line for line in caplog.messages if "times the mean of a step" in line]
-    assert line.startswith("packs are dealt by cost among all ranks: over 2 ranks the most costly")
-    caplog.clear()
-    list(mm.Loader(pipeline(folder, cost=mm.Cost()), world=mm.World(0, 8)))
-    (line,) = [line for line in caplog.messages if "times the mean of a step" in line]
-    assert line.startswith("packs are not dealt, which would gain less than 2 %")
 
 
 @pytest.mark.parametrize("settings", [{"cost": ATTENTION, "deal": "off"}, {"cost": None}])
