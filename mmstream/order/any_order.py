@@ -85,10 +85,6 @@ class AnyOrder(Protocol):
     def stride(self) -> int:
         """Windows of one lane have numbers that differ by multiples of this."""
 
-    @property
-    def range_samples(self) -> float:
-        """Neighbouring rows that one read of a window fetches, at most or on average."""
-
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types."""
 

@@ -313,12 +313,6 @@ class BucketOrder(SampleRows):
         """Return the order that these settings give the first shards alone. See `Order`."""
         return self._remake(self._corpus.first_shards(max(0, num_shards)))
 
-    @property
-    def range_samples(self) -> float:
-        """Neighbouring samples that one read of a window fetches, on average over the buckets."""
-        samples = [bucket.order.num_samples * bucket.order.range_samples for bucket in self.buckets]
-        return sum(samples) / self.num_samples
-
     # -- samples of steps and windows ----------------------------------------------------------
 
     def edge(self, epoch: int, step: int) -> Edge:

@@ -366,16 +366,6 @@ class Order(SampleRows):
         of_dataset.pop("selection", None)
         return of_dataset | {k: v for k, v in identity.items() if k == "seed"}
 
-    @property
-    def range_samples(self) -> int:
-        """Neighbouring samples that one read of a window fetches, at most."""
-        window, lane_size = self._lanes.window, int(self._lanes.sizes.max())
-        if not self._lanes.shuffle:
-            return 1
-        is_whole_lane = window >= lane_size
-        in_window = lane_size if is_whole_lane else window // self._lanes.interleave
-        return max(1, min(in_window, self._table.chunk_size))
-
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
 

@@ -67,7 +67,6 @@ class PackOrder:
         inner: the order over groups and units. Steps, seed, grid and stride are its own.
         plan: what the packs are.
         num_units: packs of the plan without those that only have samples of the bad list.
-        range_samples: neighbouring packs that one read of a window fetches, at most.
     """
 
     is_packed = True
@@ -91,7 +90,6 @@ class PackOrder:
         self.steps_per_epoch = inner.steps_per_epoch
         self.global_batch_size = inner.global_batch_size
         self.seed, self.grid, self.stride = inner.seed, inner.grid, inner.stride
-        self.range_samples: float = inner.range_samples
         self.num_units = inner.num_samples
         self._forget()
 

@@ -270,12 +270,6 @@ def test_golden_digest_of_many_defaults():
     assert digest[:16] == "36497dfc7d9c96c0"
 
 
-def test_samples_in_the_order_of_the_corpus_are_read_one_by_one():
-    settings = {"global_batch_size": 4, "window": 50}
-    assert Order.from_counts([500], **settings, shuffle=False).range_samples == 1
-    assert Order.from_counts([500], **settings, chunk=7, interleave=2).range_samples == 7
-
-
 @pytest.mark.parametrize("rows", [None, (2, 5)])
 def test_a_row_that_is_no_pack_is_one_document_of_unknown_length(rows):
     order = Order.from_counts([500], global_batch_size=8)

@@ -354,13 +354,6 @@ class MixtureOrder(SampleRows):
         """Return everything the order depends on, in plain JSON types. States contain it."""
         return self.recipe.identity() | {"epoch_steps": self.steps_per_epoch}
 
-    @property
-    def range_samples(self) -> float:
-        """Neighbouring samples that one read of a window fetches, on average over the sources."""
-        shares = self.recipe.shares[0]
-        samples = [source.range_samples for source in self._sources]
-        return sum(share * size for share, size in zip(shares, samples, strict=True)) / sum(shares)
-
     binding = staticmethod(binding)
 
     def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> MixtureOrder:

@@ -207,18 +207,6 @@ class Source:
         return int(shards[0]), int(indexes[0])
 
     @property
-    def range_samples(self) -> int:
-        """Neighbouring samples that one read of a window fetches, at most."""
-        if self.small or not self.shuffle:
-            return 1
-        longest_column = -(-self.size // self.num_lanes)
-        is_whole_column = self.settings.window >= longest_column
-        in_window = (
-            longest_column if is_whole_column else self.settings.window // self._num_segments
-        )
-        return max(1, min(in_window, self.settings.chunk))
-
-    @property
     def _num_segments(self) -> int:
         """Segments of a column that a window is drawn from."""
         return max(1, min(self.interleave, self.settings.window // MIN_RUN))
