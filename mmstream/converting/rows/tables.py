@@ -30,10 +30,8 @@ name of their category. Pictures without annotations are rows too, and will be r
 by their format. The whole file is in memory, as for every tool that reads it.
 
 JSON values that are no lines are those of an array, or objects after each other over several lines.
-A block of the file is read at a time, and msgspec splits the items of an array that end in it, all
-at once. Items that it does not take (NaN, very deep ones, those cut by the block) and the objects
-of a stream end where their brackets do. So a file of any size takes the memory of a block and a
-row. The file is not mapped: where another program shortens it, that would end the process.
+The whole file is in memory. msgspec splits an array, all at once. Arrays that it does not take,
+such as those with NaN, and the objects of a stream are parsed one after the other.
 
 A file that is one JSON object may have the rows inside:
 
@@ -55,6 +53,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import logging
 import os
 import re
@@ -62,7 +61,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 
@@ -279,8 +278,8 @@ def _folder_in(root: str, url: str) -> str:
     return os.path.relpath(os.path.realpath(Path(local_path(url)).parent), root)
 
 
-MAX_COCO_BYTES = 4 << 30
-"""A larger file is refused: it is in memory whole."""
+MAX_WHOLE_BYTES = 4 << 30
+"""A larger file of JSON is read by its lines: others are in memory whole."""
 
 
 class Coco(msgspec.Struct):
@@ -293,7 +292,7 @@ class Coco(msgspec.Struct):
 
 def parse_coco(path: Path) -> Coco | None:
     """Return the content of an annotation file. None: the file is something else."""
-    if path.stat().st_size > MAX_COCO_BYTES:
+    if path.stat().st_size > MAX_WHOLE_BYTES:
         return None
     try:
         coco = decode_json(path.read_bytes().removeprefix(BOM), Coco)
@@ -357,10 +356,7 @@ def _object(annotation: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]
     return {"category": name, **kept} if name is not None else kept
 
 
-_BLOCK = 1 << 20
-_BLANK = b" \t\r\n"
-_NOT_BLANK = re.compile(rb"[^ \t\r\n]")
-_STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[{\]},]', re.DOTALL)
+_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class NotJSONError(ValueError):
@@ -371,7 +367,7 @@ def write_lines(path: Path, target: Path, limit: int | None) -> Path:
     """Write each value of a JSON array or stream as one line. Return `target`.
 
     Raises:
-        NotJSONError: The file is damaged, up to the last value that is asked for.
+        NotJSONError: The file is damaged, up to the last value that is asked for; or too large.
     """
     with target.open("wb") as file:
         for value in islice(iter_values(path), limit):
@@ -386,123 +382,56 @@ def iter_values(path: Path) -> Iterator[bytes]:
     Raises:
         NotJSONError: As it is reached.
     """
-    with path.open("rb") as file:
-        if file.read(len(BOM)) != BOM:
-            file.seek(0)
-        yield from _Splitter(file).values()
+    if path.stat().st_size > MAX_WHOLE_BYTES:
+        raise NotJSONError(
+            f"more than {MAX_WHOLE_BYTES >> 30} GiB; write one object per line, as `jq -c '.[]'` "
+            "does"
+        )
+    data = path.read_bytes().removeprefix(BOM)
+    try:
+        items = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        yield from _values_of(data.decode("utf-8", "surrogateescape"))
+    else:
+        yield from map(bytes, items)
 
 
-class _Splitter:
-    """Splits a file at the ends of its values."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._data = b""
-        """What was read and not yielded yet, from `_start` on."""
-        self._start = 0
-        self._line = 1
-        """Of the file, where `_data` begins."""
-        self._joint = b""
-        """The last byte of an item, and how the file goes on."""
-        self._is_fresh = False
-        """True: `_take_many` was not tried since the last read."""
-
-    def values(self) -> Iterator[bytes]:
-        """Yield the bytes of each value, checked but for those that are nested too deeply."""
-        mark = self._next_byte()
-        is_array = mark == b"["
-        self._start += is_array
-        while self._next_byte():
-            if is_array:
-                yield from map(bytes, self._take_many())
-            stop = self._end_of_value(is_array)
-            if is_array and stop == len(self._data):
-                break
-            value = self._data[self._start : stop].rstrip(_BLANK)
-            if value or mark != b"[":  # ``[]`` has no item
-                self._require_json(value)
-                yield value
-            mark = self._data[stop : stop + 1]
-            self._joint = value[-1:] + self._data[stop : stop + 8]
-            self._start = stop + is_array
-            if is_array and mark == b"]":
-                if self._next_byte():
-                    raise NotJSONError(f"{self._data[self._start :][:20]!r} follows the array")
-                return
-        if is_array:
-            line = self._line + self._data.count(b"\n")
-            raise NotJSONError(f"it is cut off, line {line}")
-
-    def _next_byte(self) -> bytes:
-        """Go to the next byte that is no white space and return it; empty at the file's end."""
-        while (byte := _NOT_BLANK.search(self._data, self._start)) is None:
-            self._start = len(self._data)
-            if not self._read_on():
-                return b""
-        self._start = byte.start()
-        return byte[0]
-
-    def _read_on(self) -> bool:
-        """Read at least another block behind the value at hand. Tell whether there was any."""
-        self._line += self._data.count(b"\n", 0, self._start)
-        unread = self._data[self._start :]
-        if len(unread) > MAX_ROW_BYTES:
-            raise NotJSONError(f"a value of more than {MAX_ROW_BYTES} bytes, or a lost quote")
-        block = self._file.read(max(_BLOCK, len(unread)))
-        self._data, self._start, self._is_fresh = unread + block, 0, True
-        return bool(block)
-
-    def _take_many(self) -> list[msgspec.Raw]:
-        """Return items up to the last place of the block that looks like the end of one.
-
-        Such a place may lie inside an item or a string. Then this is no array of JSON, and no item
-        is returned.
-        """
-        stop = self._data.rfind(self._joint, self._start) + 1
-        if not self._joint or not self._is_fresh or stop <= self._start:
-            return []
-        self._is_fresh = False
-        array = b"[%b]" % self._data[self._start : stop]
+def _values_of(text: str) -> Iterator[bytes]:
+    """Yield the values of an array with a NaN or a fault, or of a stream, one after the other."""
+    decoder = json.JSONDecoder()
+    position = _behind_blanks(text, 0)
+    is_array = text[position : position + 1] == "["
+    mark = "," if is_array else ""
+    position += is_array
+    while is_array or _behind_blanks(text, position) < len(text):
+        start = _behind_blanks(text, position)
         try:
-            items = msgspec.json.decode(array, type=list[msgspec.Raw])
-        except (msgspec.DecodeError, RecursionError):
-            return []
-        self._start = stop + 1  # behind the comma
-        self._next_byte()
-        return items
-
-    def _end_of_value(self, is_array: bool) -> int:
-        """Return where the value at hand ends in `_data`: at its end, where the file is cut off.
-
-        It is sought by brackets outside of strings. In an array, a comma or bracket stands there.
-        """
-        while True:
-            depth = 0
-            for match in _STRING_OR_MARK.finditer(self._data, self._start):
-                mark = match[0]
-                depth += (mark in b"[{") - (mark in b"]}")
-                if is_array and (depth < 0 or (depth == 0 and mark == b",")):
-                    return match.start()
-                if not is_array and depth == 0 and mark in b"]}":
-                    return match.end()
-            if not self._read_on():
-                return len(self._data)
-
-    def _require_json(self, value: bytes) -> None:
-        """Raise a NotJSONError that names the line, if the value at `_start` is no JSON."""
-        try:
-            decode_json(value, msgspec.Raw)
-        except msgspec.DecodeError as error:
-            position = str(error).rpartition("(byte ")[2].removesuffix(")")
-            behind = self._start + (int(position) if position.isdigit() else len(value))
-            line = self._line + self._data.count(b"\n", 0, behind)
-            raise NotJSONError(f"{error}, line {line}") from None
+            _, stop = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            raise NotJSONError(f"{error.msg}, line {error.lineno}") from None
         except RecursionError:
-            pass  # the row will be rejected, and no other
+            raise _fault("a value is nested too deeply", text, start) from None
+        yield text[start:stop].encode("utf-8", "surrogateescape")
+        position = _behind_blanks(text, stop)
+        if is_array and text[position : position + 1] == "]":
+            end = _behind_blanks(text, position + 1)
+            if end < len(text):
+                raise _fault(f"{text[end:][:20]!r} follows the array", text, end)
+            return
+        if not text.startswith(mark, position):
+            raise _fault("a comma or the end of the array is missing", text, position)
+        position += len(mark)
 
 
-MAX_NESTED_BYTES = 2 << 30
-"""A larger file is read as lines. It would be in memory whole."""
+def _behind_blanks(text: str, position: int) -> int:
+    blanks = _BLANKS.match(text, position)
+    return position if blanks is None else blanks.end()
+
+
+def _fault(what: str, text: str, position: int) -> NotJSONError:
+    line = 1 + text.count("\n", 0, position)
+    return NotJSONError(f"{what}, line {line}")
+
 
 _LINE_BYTES = 1 << 20
 _SHOWN_COLUMNS = 5
@@ -635,7 +564,7 @@ def single_object(path: Path) -> Any:
     with path.open("rb") as file:
         first = file.readline(_LINE_BYTES).removeprefix(BOM).strip()
         remainder = file.read(_LINE_BYTES).strip()
-    if not first.startswith(b"{") or size > MAX_NESTED_BYTES or (remainder and is_json(first)):
+    if not first.startswith(b"{") or size > MAX_WHOLE_BYTES or (remainder and is_json(first)):
         return None
     return json_object(path.read_bytes())
 
