@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from mmstream.display.contents import uncounted
 from mmstream.display.html import cut, element, page
 from mmstream.display.text import size_text
@@ -75,11 +73,9 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 def _rows(stats: Any) -> list[list[str]]:
     """Return the rows of the table, below `HEAD`."""
     rows = []
-    for name, values in stats.values.items():
-        low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
-        numbers = (values.min(), low, middle, values.mean(), high, values.max())
-        cells = [_number_text(name, number) for number in numbers]
-        rows.append([_named(name), f"{len(values):,}", *cells])
+    for name, numbers in stats.summary()["values"].items():
+        count, *others = numbers.values()
+        rows.append([_named(name), f"{count:,}", *(_number_text(name, n) for n in others)])
     return rows
 
 

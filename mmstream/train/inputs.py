@@ -182,36 +182,12 @@ def model_inputs(
         if model is not None and _checked.get(model) != attention_of(config):
             _check_once(model, config, batch["input_ids"].device)
             _checked[model] = attention_of(config)
-    return model_arguments(batch, model_or_family, request)
-
-
-@dataclass(frozen=True)
-class Request:
-    """How a batch is to be read, as `model_inputs` takes it."""
-
-    normalize: Any = None
-    blank_image: bool = True
-    label_field: str = "cls"
-    image_field: str = "image"
-    video_field: str = "video"
-    audio_field: str = "audio"
-
-
-def model_arguments(
-    batch: Batch, model_or_family: Any, request: Request | None = None
-) -> dict[str, Any]:
-    """Return what `model_inputs` returns. The model is not run.
-
-    Raises:
-        ConfigError: As `model_inputs`. Or the family of another package has failed; the message
-            names the package and its version.
-    """
     model, config, family = resolve(model_or_family)
     # The default config of a model_type has other tokens and mel bands.
     reads_config = not isinstance(model_or_family, str)
     try:
         arguments = _row_arguments if family.takes_one_a_row else _text_arguments
-        return arguments(batch, model, config, family, request or Request(), reads_config)
+        return arguments(batch, model, config, family, request, reads_config)
     except MMStreamError:
         raise
     except Exception as error:
@@ -222,6 +198,18 @@ def model_arguments(
             f"model_inputs: the family {config.model_type} of {origin} has failed: "
             f"{type(error).__name__}: {escaped(error)}: report it to that package"
         ) from error
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a batch is to be read, as `model_inputs` takes it."""
+
+    normalize: Any
+    blank_image: bool
+    label_field: str
+    image_field: str
+    video_field: str
+    audio_field: str
 
 
 def _row_arguments(
@@ -744,7 +732,9 @@ def check_packing(
         raise ConfigError(
             "check_packing: the batch has no cu_seq_lens_q; make it with Pipeline(batching=)"
         )
-    prepare = prepare or partial(model_arguments, model_or_family=inner, request=Request(normalize))
+    prepare = prepare or partial(
+        model_inputs, model_or_family=inner, normalize=normalize, check=False
+    )
     resolve_vector_math()
     inputs, leak = prepare(batch), 0.0
     documents = batch["document_ids"]
@@ -921,7 +911,7 @@ def _check_once(model: Any, config: Any, device: torch.device) -> None:
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
     }
-    prepare = partial(model_arguments, model_or_family=model, request=Request(blank_image=False))
+    prepare = partial(model_inputs, model_or_family=model, blank_image=False, check=False)
     # flex attention is not compiled for these few tokens, which would take half a minute.
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
