@@ -8,7 +8,7 @@ files.py         the files that say what a dataset is, other JSON, and the READM
 manifest.py      mmstream.json: shards and counts; the seal of such files
 index.py         NAME.tar.idx and NAME.tar.crc32c: where each sample starts, and its checksum
 index_part.py    mmstream.index.HEX: the same for many shards, named by its content
-shard_indexes.py where samples lie, by parts, which are cached, or by the files beside tars
+shard_indexes.py where samples lie, by parts or by the files beside tars; copies of remote files
 index_tars.py    make indexes and a manifest for tars that others wrote
 columns.py       what sidecars say of each sample: NAME.parquet
 bad_list.py      mmstream.bad.json: samples that no epoch shows

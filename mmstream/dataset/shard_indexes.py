@@ -4,9 +4,8 @@ The parts of the index say it, where the manifest lists any. Else, or where a pa
 ``NAME.tar.idx`` and ``NAME.tar.crc32c`` beside a tar do, or what was built at opening. What was
 read is kept as columns of 2 to 6 bytes a sample, up to `MAX_KEPT_BYTES`.
 
-A local part is mapped. A remote one becomes a file of this machine, see `map_cached`. Of a large
-one, and where there is no place for a file, the table and the columns of single shards are read by
-ranges.
+A local part is mapped. A remote one is read whole. Of a large one, the table and the columns of
+single shards are read by ranges.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
-import math
 import os
 import stat
 import tempfile
@@ -25,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -57,11 +55,11 @@ from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 2.0
-"""Seconds to wait for another process that fetches a part."""
+MAX_PART_IN_MEMORY = 64 << 20
+"""A remote part of at most this size is read whole: an index of 10 million samples."""
 
-POLL_S = 0.05
-"""Between two looks at a part that another process fetches."""
+RANGE_BYTES = 8 << 20
+"""Ranges of a file that is read whole."""
 
 
 class PartReader:
@@ -83,14 +81,12 @@ class PartReader:
         self.num_requests = 0
         self.is_usable = True
         self._store, self._counts, self._sizes = store, counts, sizes
-        self._map: mmap | None = None
+        self._data: memoryview | None = None
         self._table: Table | None = None
-        is_remote = store.access.concurrent and store.local_path("") is None
-        self._is_cached = is_remote and part.num_bytes <= MAX_CACHED_BYTES
         self._lock_of: dict[int, threading.Lock] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_map": None, "_table": None, "_lock_of": {}}
+        return self.__dict__ | {"_data": None, "_table": None, "_lock_of": {}}
 
     @property
     def url(self) -> str:
@@ -109,13 +105,12 @@ class PartReader:
             StorageError: The storage failed after retries.
         """
         with self._lock:
-            table = self._open()
-            part_map = self._map
+            table, data = self._open(), self._data
         rows = [table[shard - self.part.first_shard] for shard in shards]
         spans = [(int(row["offset"]), columns_size(row)) for row in rows]
         responses: Sequence[bytes | memoryview | OSError]
-        if part_map is not None:
-            responses = [memoryview(part_map)[start : start + size] for start, size in spans]
+        if data is not None:
+            responses = [data[start : start + size] for start, size in spans]
         else:
             responses = self._read_ranges([(start, start + size) for start, size in spans])
         read = zip(responses, rows, shards, strict=True)
@@ -127,10 +122,8 @@ class PartReader:
         return self._lock_of.setdefault(os.getpid(), threading.Lock())
 
     def drop(self) -> None:
-        """Read the part again at the next use: its bytes were wrong. What is cached is dropped."""
-        if self._is_cached and self._map is not None:
-            remove_cached(self.part)
-        self._map = self._table = None
+        """Read the part again at the next use: its bytes were wrong."""
+        self._data = self._table = None
         self._store.drop_cache(self.part.name, 0, self.part.num_bytes)
 
     def _decode(
@@ -146,47 +139,31 @@ class PartReader:
             return error
 
     def _open(self) -> Table:
-        """Map the part, or read its table. Return the table."""
-        if self._map is None and (part_map := self._find()) is not None:
-            try:
-                self._table = self._decode_table(memoryview(part_map))
-            except ShardError:
-                if self._is_cached:
-                    remove_cached(self.part)
-                raise
-            self._map = part_map
+        """Map the part, read it whole, or read its table alone. Return the table."""
         if self._table is None:
-            size = table_size(self.part.last_shard - self.part.first_shard + 1)
-            if size > self.part.num_bytes:
-                raise ShardError(f"{self.url}: {self.part.num_bytes} bytes hold no table")
-            (response,) = self._read_ranges([(0, size)])
-            if isinstance(response, OSError):
-                raise self._explain(response)
-            self._table = self._decode_table(response)
+            data = self._read_first()
+            self._table = self._decode_table(data)
+            self._data = data if len(data) == self.part.num_bytes else None
         return self._table
 
-    def _find(self) -> mmap | None:
-        """Return the part as a map of a file of this machine. None: it is read by ranges."""
+    def _read_first(self) -> memoryview:
+        """Return the part, or its table where it is large and remote."""
         path = self._store.local_path(self.part.name)
         if path is not None:
             stats = {self.part.name: ObjectStat(self.part.num_bytes, None)}
             try:
-                return map_file(path, self.part.name, stats)
+                return memoryview(map_file(path, self.part.name, stats))
             except StorageError as error:  # another size, or no file
                 raise ShardError(str(error)) from None
-        if not self._is_cached or cache_folder() is None:
-            return None
-        try:
-            part_map, num_requests = map_fetched(self._store, self.part, WAIT_S)
-        except (MMStreamError, FileNotFoundError) as error:
-            raise self._explain(error) from None
-        except OSError as error:  # of the disk
-            logger.warning("%s: cannot be kept on this machine: %s", escaped(self.url), error)
-            self._is_cached = False
-            return None
-        self.num_requests += num_requests
-        self._is_cached = part_map is not None or not num_requests
-        return part_map
+        size = self.part.num_bytes
+        if size > MAX_PART_IN_MEMORY:
+            size = min(size, table_size(self.part.last_shard - self.part.first_shard + 1))
+        starts = range(0, size, RANGE_BYTES)
+        pieces = self._read_ranges([(start, min(start + RANGE_BYTES, size)) for start in starts])
+        for piece in pieces:
+            if isinstance(piece, OSError):
+                raise self._explain(piece)
+        return memoryview(b"".join(cast(list[bytes], pieces)))
 
     def _decode_table(self, data: bytes | memoryview) -> Table:
         table = decode_table(data, self.url, self.part)
@@ -551,73 +528,24 @@ def write_part(
         return writer.write(store)
 
 
-# -- parts of remote indexes as files of this machine ----------------------------------------------
+# -- remote files that never change, as files of this machine --------------------------------------
 #
-#     ~/.cache/mmstream/index/<SHA-256 of the part>       or below $XDG_CACHE_HOME
+#     ~/.cache/mmstream/index/<its SHA-256>       or below $XDG_CACHE_HOME
 #
-# A part never changes, so a file of this name is the part. It is compared with its SHA-256 when it
-# arrives. Processes that need the same part at once agree by a lock: one of them fetches it. Files
-# that no process has opened for `MAX_UNUSED_S` are removed when another one arrives.
+# Plans and sets of samples are such files. Each is compared with its SHA-256 when it arrives.
+# Processes that need the same one at once agree by a lock: one of them fetches it. Files that no
+# process has opened for `MAX_UNUSED_S` are removed when another one arrives.
 
-MAX_CACHED_BYTES = 64 << 20
-"""A part of at most this size becomes a file, and so much of it is in memory as it arrives."""
-
-RANGE_BYTES = 8 << 20
-"""Ranges of a part. Up to 8 of them come side by side."""
+MAX_BYTES_AT_ONCE = 64 << 20
+"""So much of a file is in memory as it arrives, in ranges that come side by side."""
 
 MAX_SHARE_OF_DISK = 0.01
-"""A part that takes more of the free space is not kept."""
+"""A file that takes more of the free space is not kept."""
 
-MAX_PART_FETCHES = 4
-"""Fetches of a part whose bytes came wrong."""
+MAX_FETCHES = 4
+"""Fetches of a file whose bytes came wrong."""
 
 MAX_UNUSED_S = 30 * 24 * 3600.0
-
-
-def map_cached(part: IndexPart) -> mmap | None:
-    """Return the bytes of a part as a map of its file, if this machine has it."""
-    folder = cache_folder()
-    if folder is None:
-        return None
-    try:
-        descriptor = os.open(folder / part.sha256, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_size == part.num_bytes:
-            with suppress(OSError):  # the disk may be read-only
-                os.utime(descriptor)  # it is in use
-            return mmap(file.fileno(), 0, access=ACCESS_READ)
-    return None
-
-
-def map_fetched(store: Store, part: IndexPart, wait_s: float) -> tuple[mmap | None, int]:
-    """Return the bytes of a part as a map of its file, which is fetched if this machine lacks it.
-
-    Args:
-        store: Where the part lies.
-        part: What the manifest says of it.
-        wait_s: How long to wait for another process that fetches it.
-
-    Returns:
-        The map, and the number of requests that this took. The map is None where another process
-        takes longer, or where the file was fetched and cannot be mapped: then the requests are not
-        0, and fetching it again would not help.
-
-    Raises:
-        FileNotFoundError, ShardError, StorageError, OSError: As `fetch_part`.
-    """
-    end = time.monotonic() + wait_s
-    while True:
-        part_map = map_cached(part)
-        if part_map is not None:
-            return part_map, 0
-        if fetch_part(store, part):
-            return map_cached(part), len(part_ranges(part))
-        if time.monotonic() >= end:
-            return None, 0
-        time.sleep(POLL_S)
 
 
 def map_whole(store: Store, part: IndexPart) -> mmap | bytes:
@@ -642,7 +570,11 @@ def map_whole(store: Store, part: IndexPart) -> mmap | bytes:
         return map_file(path, part.name, {part.name: ObjectStat(part.num_bytes, None)})
     name, reason = store.url_of(part.name), "it cannot be mapped"
     try:
-        data, _ = map_fetched(store, part, math.inf)
+        folder = cache_folder()
+        data = _map_cached(folder, part)
+        if data is None:
+            _fetch(store, part, folder)
+            data = _map_cached(folder, part)
         if data is not None:
             return data
     except (FileNotFoundError, ReplacedError):
@@ -658,56 +590,49 @@ def map_whole(store: Store, part: IndexPart) -> mmap | bytes:
     return whole
 
 
-def remove_cached(part: IndexPart) -> None:
-    """Remove the file of a part: its bytes are damaged. Processes that have mapped it keep it."""
-    folder = cache_folder()
-    if folder is not None:
-        with suppress(OSError):
-            (folder / part.sha256).unlink()
+def _map_cached(folder: Path, part: IndexPart) -> mmap | None:
+    """Return the bytes of a file as a map of its copy, if this machine has it."""
+    try:
+        descriptor = os.open(folder / part.sha256, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_size == part.num_bytes:
+            with suppress(OSError):  # the disk may be read-only
+                os.utime(descriptor)  # it is in use
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
+    return None
 
 
-def part_ranges(part: IndexPart) -> list[tuple[str, int, int]]:
-    """Return the ranges in which a part is fetched."""
-    starts = range(0, part.num_bytes, RANGE_BYTES)
-    return [(part.name, start, min(start + RANGE_BYTES, part.num_bytes)) for start in starts]
-
-
-def fetch_part(store: Store, part: IndexPart) -> bool:
-    """Fetch a part into its file. Return False if another process fetches it at this moment.
-
-    At most 64 MiB of it are in memory.
+def _fetch(store: Store, part: IndexPart, folder: Path) -> None:
+    """Fetch a file into the cache, unless another process has done so.
 
     Raises:
-        FileNotFoundError: There is no such part.
+        FileNotFoundError: There is no such file.
         ShardError: Its bytes are not those of its checksum.
         StorageError: The storage failed after retries.
         OSError: The disk failed, or is full.
     """
-    folder = cache_folder()
-    if folder is None:
-        raise OSError("no folder for parts of an index")
     disk = os.statvfs(folder)
     if part.num_bytes > MAX_SHARE_OF_DISK * disk.f_bavail * disk.f_frsize:
         raise OSError(f"no room: {part.num_bytes / 1e6:.1f} MB are over 1 % of the free disk")
-    with _locked(folder / f"{part.sha256}.lock") as is_locked:
-        if not is_locked:
-            return False
-        path = folder / part.sha256
-        if map_cached(part) is not None:  # another process was quicker
-            return True
-        for _ in range(MAX_PART_FETCHES - 1):
+    with _locked(folder / f"{part.sha256}.lock"):
+        if _map_cached(folder, part) is not None:  # another process was quicker
+            return
+        for _ in range(MAX_FETCHES - 1):
             with suppress(ShardError):
-                _fetch(store, part, path)
+                _copy(store, part, folder / part.sha256)
                 break
         else:
-            _fetch(store, part, path)
+            _copy(store, part, folder / part.sha256)
         _remove_unused(folder)
-    return True
 
 
-def _fetch(store: Store, part: IndexPart, path: Path) -> None:
-    ranges = part_ranges(part)
-    num_at_once = max(1, MAX_CACHED_BYTES // (ranges[0][2] - ranges[0][1]))
+def _copy(store: Store, part: IndexPart, path: Path) -> None:
+    starts = range(0, part.num_bytes, RANGE_BYTES)
+    ranges = [(part.name, start, min(start + RANGE_BYTES, part.num_bytes)) for start in starts]
+    num_at_once = MAX_BYTES_AT_ONCE // RANGE_BYTES
     digest = hashlib.sha256()
     with create_file(path) as file:
         for first in range(0, len(ranges), num_at_once):
@@ -721,39 +646,36 @@ def _fetch(store: Store, part: IndexPart, path: Path) -> None:
             raise ShardError(f"{store.url_of(part.name)}: its bytes are not those of its sha256")
 
 
-def cache_folder() -> Path | None:
+def cache_folder() -> Path:
     """Return ``~/.cache/mmstream/index``, or that below $XDG_CACHE_HOME; make it if need be.
 
-    None: there is none that only this user may change.
+    Raises:
+        OSError: There is none that only this user may change.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         folder = root if root.is_absolute() else Path("~/.cache").expanduser()
-        for name in ("mmstream", "index"):
-            folder /= name
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            link, status = folder.lstat(), folder.stat()  # a link, such as to a scratch disk
-            if {link.st_uid, status.st_uid} != {os.geteuid()} or status.st_mode & 0o022:
-                return None
-    except (OSError, RuntimeError):  # not writable, or no home
-        return None
+    except RuntimeError as error:  # no home
+        raise OSError(str(error)) from None
+    for name in ("mmstream", "index"):
+        folder /= name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link, status = folder.lstat(), folder.stat()  # a link, such as to a scratch disk
+        if {link.st_uid, status.st_uid} != {os.geteuid()} or status.st_mode & 0o022:
+            raise OSError(f"others may change {folder}")
     return folder
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Hold a lock between processes, if no other one holds it. It ends with the process.
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock between processes. It ends with the process.
 
     A lock of `fcntl` belongs to the process: a worker that is forked meanwhile does not hold it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

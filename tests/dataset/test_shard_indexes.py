@@ -25,6 +25,7 @@ from mmstream.dataset.index import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.removed import REMOVED_NAME
+from mmstream.dataset.shard_indexes import map_whole
 from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
 from mmstream.storage import LocalStore, ObjectStat, open_store
@@ -90,137 +91,27 @@ def test_a_local_part_is_mapped_and_no_other_file_is_needed(folder):
     assert len(list(mm.Loader(mm.Pipeline(mm.open_dataset(folder), global_batch_size=8)))) == 12
 
 
-def test_a_remote_part_is_fetched_once_a_machine(folder, cache):
+def test_a_remote_part_is_read_whole(folder):
     part = part_of(folder)
     dataset = remote(folder)
     assert dataset.shards.load_indexes(range(5)) == 1
+    assert_right(dataset, folder)
     assert dataset.store.ranges == [(part.name, 0, part.num_bytes)]
-    assert_right(dataset, folder)
-    assert [path.name for path in cache.glob("[!.]*[!k]")] == [part.sha256]
-    assert cache.stat().st_mode & 0o777 == 0o700
-    others = remote(folder)
-    assert others.shards.load_indexes(range(5)) == 0
-    assert_right(others, folder)
-    assert others.store.ranges == []
 
 
-def linked(path, data, target):
-    target.write_bytes(data)
-    path.symlink_to(target)
-
-
-DAMAGED = {
-    "table": lambda path, data, _: path.write_bytes(flipped(data, len(data) // 4)),
-    "columns": lambda path, data, _: path.write_bytes(flipped(data, len(data) - 3)),
-    "zeros": lambda path, data, _: path.write_bytes(bytes(len(data))),
-    "short": lambda path, data, _: path.write_bytes(data[:-1]),
-    "empty": lambda path, data, _: path.write_bytes(b""),
-    "a link": linked,
-    "absent target": lambda path, _, target: path.symlink_to(target),
-}
-"""What may lie where a part was: from its path, its bytes and a place elsewhere."""
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_cached_part_is_fetched_again(folder, cache, damage, tmp_path):
-    remote(folder).shards.load_indexes([0])
-    (path,) = cache.glob("[!.]*[!k]")
-    data = path.read_bytes()
-    path.unlink()
-    DAMAGED[damage](path, data, tmp_path / "elsewhere")
-    dataset = remote(folder)
-    counted = []
-    assert dataset.shards.bounds(4, np.array([0]), counted.append).start.tolist() == [0]
-    assert counted == [1] * (damage in ("table", "columns", "zeros"))
-    assert dataset.store.ranges == [(part_of(folder).name, 0, part_of(folder).num_bytes)]
-    assert_right(dataset, folder)
-    again = remote(folder)
-    assert_right(again, folder)
-    assert again.store.ranges == []  # what was fetched is kept
-
-
-def test_a_full_disk_is_a_warning_and_ranges_are_read(folder, cache, caplog):
-    dataset = remote(folder)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        num_requests = dataset.shards.load_indexes([0, 3])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert num_requests == 3  # the table and two shards
-    assert "cannot be kept on this machine: " in caplog.text
-    assert_right(dataset, folder)
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
-
-
-def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypatch):
-    remote(folder).shards.load_indexes([0])
-
-    def refuse(*_):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(shard_indexes.os, "utime", refuse)
-    dataset = remote(folder)
-    assert_right(dataset, folder)
-    assert dataset.store.ranges == []
-
-
-def test_a_part_that_cannot_be_mapped_is_fetched_once_and_then_read_by_ranges(
-    folder, cache, monkeypatch
-):
-    def refuse(*_, **__):
-        raise OSError(errno.ENODEV, "No such device")
-
-    monkeypatch.setattr(shard_indexes, "mmap", refuse)
-    dataset = remote(folder)
-    assert dataset.shards.load_indexes([0, 3]) == 4  # the part, its table and two shards
-    assert_right(dataset, folder)
-
-
-def no_home(cache, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", "/dev/null")
-
-
-def others_may_write(cache, monkeypatch):
-    cache.mkdir(parents=True)
-    cache.parent.chmod(0o777)
-
-
-NO_CACHE = {
-    "no room": lambda cache, patch: patch.setattr(shard_indexes, "MAX_SHARE_OF_DISK", 0),
-    "too large": lambda cache, patch: patch.setattr(shard_indexes, "MAX_CACHED_BYTES", 10),
-    "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
-    "of others": others_may_write,
-    "no home": no_home,
-}
-
-
-@pytest.mark.parametrize("case", NO_CACHE)
-def test_without_a_cache_the_table_and_single_shards_are_read_by_ranges(
-    folder, cache, case, monkeypatch
-):
-    NO_CACHE[case](cache, monkeypatch)
+def test_the_table_and_single_shards_of_a_large_part_are_read_by_ranges(folder, monkeypatch):
+    monkeypatch.setattr(shard_indexes, "MAX_PART_IN_MEMORY", 10)
     dataset = remote(folder)
     assert dataset.shards.load_indexes([0, 3]) == 3
     assert len(dataset.store.range_reads) == 2  # the table; then both shards at once
     assert dataset.shards.load_indexes([3]) == 0
-    assert_right(dataset, folder)
-    assert not cache.parent.is_dir() or not list(cache.glob("*"))
-
-
-def test_a_process_does_not_wait_long_for_another_one_that_fetches(folder, cache, monkeypatch):
-    monkeypatch.setattr(shard_indexes, "fetch_part", lambda *_: False)
-    monkeypatch.setattr(shard_indexes, "WAIT_S", 0)
-    dataset = remote(folder)
-    assert dataset.shards.load_indexes([0, 3]) == 3
     assert_right(dataset, folder)
 
 
 @pytest.mark.parametrize("location", ["local", "remote"])
 @pytest.mark.parametrize("damage", ["lost", "short", "empty", "foreign", "bytes", "a folder"])
 def test_a_part_that_is_lost_or_damaged_is_a_warning_and_the_files_are_read(
-    folder, cache, damage, location, caplog
+    folder, damage, location, caplog
 ):
     path = Path(folder, part_of(folder).name)
     data = path.read_bytes()
@@ -251,8 +142,8 @@ def test_a_part_of_other_shards_is_not_used(folder, caplog):
     assert "of other shards than the manifest names" in caplog.text
 
 
-def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
-    monkeypatch.setattr(shard_indexes, "MAX_CACHED_BYTES", 0)
+def test_bytes_that_come_wrong_once_are_read_again(folder, monkeypatch):
+    monkeypatch.setattr(shard_indexes, "MAX_PART_IN_MEMORY", 0)
     reads = []
 
     def flip(name, bounds, answer):
@@ -265,7 +156,7 @@ def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
     assert counted == [1]
 
 
-def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
+def test_a_storage_that_fails_is_an_error_and_no_warning(folder, caplog):
     def fail(name, bounds, answer):
         return StorageError("away")
 
@@ -351,13 +242,124 @@ def test_parts_that_cannot_be_are_refused_with_the_manifest(folder, change):
         )
 
 
-def test_unused_parts_leave_the_cache_when_another_one_comes(folder, cache):
+# -- remote files that never change ---------------------------------------------------------------
+
+
+def read_mapped(dataset, folder):
+    """Return the bytes of a remote file as a map of its copy, and what was read for it."""
+    part = part_of(folder)
+    assert bytes(map_whole(dataset.store, part)) == Path(folder, part.name).read_bytes()
+    return dataset.store.ranges
+
+
+def test_a_remote_file_is_copied_once_to_this_machine(folder, cache):
+    part = part_of(folder)
+    assert read_mapped(remote(folder), folder) == [(part.name, 0, part.num_bytes)]
+    assert [path.name for path in cache.glob("[!.]*[!k]")] == [part.sha256]
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert read_mapped(remote(folder), folder) == []
+
+
+def linked(path, data, target):
+    target.write_bytes(data)
+    path.symlink_to(target)
+
+
+DAMAGED = {
+    "short": lambda path, data, _: path.write_bytes(data[:-1]),
+    "empty": lambda path, data, _: path.write_bytes(b""),
+    "a link": linked,
+    "absent target": lambda path, _, target: path.symlink_to(target),
+}
+"""What may lie where a copy was: from its path, its bytes and a place elsewhere."""
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_copy_is_fetched_again(folder, cache, damage, tmp_path):
+    read_mapped(remote(folder), folder)
+    (path,) = cache.glob("[!.]*[!k]")
+    data = path.read_bytes()
+    path.unlink()
+    DAMAGED[damage](path, data, tmp_path / "elsewhere")
+    assert len(read_mapped(remote(folder), folder)) == 1
+    assert read_mapped(remote(folder), folder) == []  # what was fetched is kept
+
+
+def test_bytes_that_come_wrong_once_are_fetched_again(folder, cache):
+    reads = []
+
+    def flip(name, bounds, answer):
+        reads.append(bounds)
+        return flipped(answer, 99) if len(reads) == 1 else answer
+
+    dataset = watched(mm.open_dataset(folder), flip, maps_files=False, concurrent=True)
+    assert len(read_mapped(dataset, folder)) == 2
+
+
+def test_a_copy_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypatch):
+    read_mapped(remote(folder), folder)
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(shard_indexes.os, "utime", refuse)
+    assert read_mapped(remote(folder), folder) == []
+
+
+def full_disk(cache, monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+
+
+def no_maps(cache, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(shard_indexes, "mmap", refuse)
+
+
+def no_home(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/dev/null")
+
+
+def others_may_write(cache, monkeypatch):
+    cache.mkdir(parents=True)
+    cache.parent.chmod(0o777)
+
+
+NO_CACHE = {
+    "no room": lambda cache, patch: patch.setattr(shard_indexes, "MAX_SHARE_OF_DISK", 0),
+    "full": full_disk,
+    "no maps": no_maps,
+    "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
+    "of others": others_may_write,
+    "no home": no_home,
+}
+
+
+@pytest.mark.parametrize("case", NO_CACHE)
+def test_a_file_that_the_cache_does_not_take_is_read_into_memory(
+    folder, cache, case, monkeypatch, caplog
+):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    NO_CACHE[case](cache, monkeypatch)
+    try:
+        read_mapped(remote(folder), folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if case != "no maps":
+        assert not [path for path in cache.glob("*") if path.suffix != ".lock"]
+    assert "because the cache took no copy" in caplog.text
+
+
+def test_unused_copies_leave_the_cache_when_another_one_comes(folder, cache):
     cache.mkdir(parents=True, mode=0o700)
     cache.parent.chmod(0o700)
     old = cache / ("0" * 64)
     old.write_bytes(b"old")
     os.utime(old, (0, 0))
-    remote(folder).shards.load_indexes([0])
+    read_mapped(remote(folder), folder)
     assert not old.exists()
 
 
@@ -450,7 +452,7 @@ def test_the_error_of_a_shard_comes_at_its_bounds(dataset):
 
 
 @pytest.fixture
-def opened(folder, cache, monkeypatch):
+def opened(folder, monkeypatch):
     """Open the folder as if it lay on an object store."""
 
     def open_remote(**options):
