@@ -10,10 +10,7 @@ the attention of 16 texts of 512.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -96,39 +93,6 @@ class Cost:
         tower = getattr(config, "vision_config", None)
         return cls(*_text_operations(text), *(_tower_operations(tower) if tower else (0, 0)))
 
-    @classmethod
-    @checked(cure="Cost.fitted: give numbers, sums [n, 4] and seconds [n]")
-    def fitted(cls, sums: Sequence[Sequence[float]] | FloatArray, seconds: Sequence[float]) -> Cost:
-        """Return the cost that explains measured times best, by least squares.
-
-        No coefficient is negative. The time that every step takes, whatever its rows, is fitted
-        too and left out.
-
-        Args:
-            sums: [n, 4], of each measured step of a rank: sum of L, of L^2, of p and of p^2.
-            seconds: [n], its time from the first forward pass to the last backward pass.
-
-        Raises:
-            ConfigError: shapes that do not fit, fewer than five rows, values that are not finite,
-                or times that do not grow with anything.
-
-        Examples:
-            >>> lengths = [(512, 16), (1024, 8), (2048, 4), (4096, 2), (8192, 1)]
-            >>> sums = [(8192, number * length**2, 0, 0) for length, number in lengths]
-            >>> seconds = [0.1 + 2e-9 * row[1] for row in sums]
-            >>> round(mm.Cost.fitted(sums, seconds).squared_tokens, 12)
-            2e-09
-        """
-        rows, times = np.asarray(sums, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != 4 or times.shape != rows.shape[:1]:
-            raise ConfigError(f"Cost.fitted: sums {rows.shape}, seconds {times.shape}: [n, 4], [n]")
-        if len(rows) < 5 or not (np.isfinite(rows).all() and np.isfinite(times).all()):
-            raise ConfigError("Cost.fitted: needs five steps or more, and finite numbers")
-        best = _least_squares_from_0(np.column_stack([rows, np.ones(len(rows))]), times)
-        if not best[:4].any():
-            raise ConfigError("Cost.fitted: the times do not grow with tokens or patches")
-        return cls(*best[:4].tolist())
-
     def modelled(self, sums: UnitSums) -> IntArray:
         """Return int64 [n], the cost of each unit, in 1/1024 of the largest coefficient.
 
@@ -141,27 +105,6 @@ class Cost:
         for coefficient, column in zip(coefficients, columns, strict=True):
             total = total + coefficient / max(coefficients) * np.asarray(column)
         return np.rint(1024 * total).astype(np.int64)
-
-
-def _least_squares_from_0(columns: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the coefficients from 0 on, one a column, that explain values best.
-
-    They are the plain least squares of those columns whose coefficients are not 0. The columns are
-    few, so all choices of them are tried: 31 for 5 columns.
-    """
-    num_columns = columns.shape[1]
-    scales = np.abs(columns).max(axis=0)
-    scales[scales == 0] = 1
-    columns = columns / scales
-    best, least = np.zeros(num_columns), math.inf
-    for size in range(1, num_columns + 1):
-        for chosen in map(list, combinations(range(num_columns), size)):
-            solution = np.linalg.lstsq(columns[:, chosen], values)[0]
-            residual = float(((columns[:, chosen] @ solution - values) ** 2).sum())
-            if (solution >= 0).all() and residual < least * (1 - 1e-9):  # not more for nothing
-                best, least = np.zeros(num_columns), residual
-                best[chosen] = solution
-    return np.asarray(best / scales)
 
 
 def _text_operations(config: Any) -> tuple[float, float]:

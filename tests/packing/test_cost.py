@@ -162,34 +162,6 @@ def test_a_cost_of_the_longest_documents_fits_into_its_integers() -> None:
     assert mm.Cost(tokens=0, squared_tokens=7).modelled(units).tolist() == [2**50]
 
 
-def test_a_fit_finds_the_coefficients_of_exact_times() -> None:
-    generator = np.random.Generator(np.random.Philox(3))
-    rows = generator.uniform(1, 1000, (40, 4)) * [8, 4000, 1, 500]
-    seconds = 0.3 + rows @ [1e-6, 2e-10, 3e-7, 4e-11]
-    fitted = mm.Cost.fitted(rows, seconds)
-    coefficients = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
-    assert coefficients == pytest.approx([1e-6, 2e-10, 3e-7, 4e-11], rel=1e-6)
-
-
-def test_a_fit_gives_no_negative_coefficient() -> None:
-    generator = np.random.Generator(np.random.Philox(4))
-    rows = generator.uniform(1, 1000, (60, 4))
-    seconds = 1 + rows @ [1e-3, 0, 2e-3, 0] + generator.normal(0, 0.05, 60)
-    fitted = mm.Cost.fitted(rows, seconds)
-    coefficients = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
-    assert min(coefficients) >= 0
-    assert [fitted.tokens, fitted.patches] == pytest.approx([1e-3, 2e-3], rel=0.1)
-
-
-def test_a_fit_of_too_little_is_refused() -> None:
-    with pytest.raises(mm.ConfigError, match="five steps"):
-        mm.Cost.fitted([[1, 1, 0, 0]] * 4, [1] * 4)
-    with pytest.raises(mm.ConfigError, match=r"sums \(5, 3\), seconds \(5,\)"):
-        mm.Cost.fitted([[1, 1, 0]] * 5, [1] * 5)
-    with pytest.raises(mm.ConfigError, match="do not grow"):
-        mm.Cost.fitted([[n, n, n, n] for n in range(9)], [9.0 - n for n in range(9)])
-
-
 # -- rows of a step are dealt to the ranks by cost -------------------------------------------------
 
 
