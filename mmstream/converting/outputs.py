@@ -92,7 +92,6 @@ from mmstream.dataset.columns import sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import object_sha256
-from mmstream.dataset.index_tars import MAX_PARTS
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
     MANIFEST_NAME,
@@ -140,6 +139,10 @@ _SINGLE_FILES = (
     REMOVED_NAME,
     LOCK_NAME,
 )
+
+MAX_PARTS = 64
+"""Most parts of an index. Appended shards are one more; then all become one part again."""
+
 _SHARD_SUFFIXES = ("tar", "tar.idx", "tar.crc32c", "tar.facts", "parquet")
 _REPORT_SUFFIXES = ("json", "rejects.jsonl")
 _SHARD_SUFFIX = "|".join(map(re.escape, _SHARD_SUFFIXES))

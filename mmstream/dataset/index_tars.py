@@ -1,9 +1,9 @@
 """Index tars that other programs wrote, so that they open quickly.
 
 `index_tars` reads the headers of each tar. It writes ``NAME.tar.idx`` beside the tar (or into
-another folder), the index of all tars in parts, and a manifest that names all of them. On request
-it reads the tars whole, and writes the checksums of their samples too. Of tars that a part of the
-index describes already, nothing is read.
+another folder), the index of all tars in one part, and a manifest that names all of them. On
+request it reads the tars whole, and writes the checksums of their samples too. Of tars that have
+both, only these small files are read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from mmstream.dataset.bad_list import trim_bad
-from mmstream.dataset.files import picture_hint, require_files
+from mmstream.dataset.files import require_files
 from mmstream.dataset.index import (
     Checksums,
     build_index,
@@ -42,7 +41,6 @@ from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
     MANIFEST_NAME,
     MARKER_NAME,
-    IndexPart,
     Manifest,
     ShardInfo,
     name_fault,
@@ -58,9 +56,6 @@ from mmstream.types import IntArray
 logger = logging.getLogger(__name__)
 
 GZIPPED = (".tar.gz", ".tgz")
-
-MAX_PARTS = 64
-"""Most parts of an index. Appended tars are one more part; then all become one part again."""
 
 
 @dataclass(frozen=True)
@@ -119,27 +114,19 @@ def index_tars(
         if checksums:
             num_bytes = sum(size for name, size in sizes.items() if name not in old.summed)
             logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
-        index_parts = [] if overwrite or checksums else _kept_parts(old, list(sizes))
-        num_kept = index_parts[-1].last_shard + 1 if index_parts else 0
-        tars = [
-            _IndexedTar(old.shards[name], False, old.kind is not None)
-            for name in list(sizes)[:num_kept]
-        ]
         indexer = _Indexer(store, target, old, overwrite, checksums)
-        new_sizes = list(sizes.items())[num_kept:]
         default_threads = 32 if store.access.concurrent else 8  # of a remote store they mostly wait
         with ThreadPoolExecutor(num_threads or default_threads) as pool:
-            indexed = pool.map(lambda item: indexer(*item), new_sizes)
+            indexed = pool.map(lambda item: indexer(*item), sizes.items())
             is_hidden = None if progress else True
-            tars += tqdm(indexed, total=len(new_sizes), unit="tar", disable=is_hidden)
+            tars = list(tqdm(indexed, total=len(sizes), unit="tar", disable=is_hidden))
         data_url = None if target == store else store.url
         manifest = _manifest(target, old, tars, data_url, checksums)
-        new_part = write_part(target, manifest, num_kept, len(tars) - 1)
-        index_parts += [new_part] if new_part else []
-        manifest = replace(manifest, index_parts=tuple(index_parts))
+        part = write_part(target, manifest, 0, len(tars) - 1)
+        manifest = replace(manifest, index_parts=() if part is None else (part,))
         if manifest != old.manifest:
             target.write(MANIFEST_NAME, manifest.to_bytes())
-            _remove_parts(target, old, {part.name for part in index_parts})
+            _remove_parts(target, old, {part.name for part in manifest.index_parts})
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
@@ -221,7 +208,10 @@ def _tar_sizes(store: Store) -> dict[str, int]:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
     tars = {name: size for name, size in sizes.items() if name.endswith(".tar")}
     if not tars:
-        raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
+        raise ConfigError(
+            f"{store.url}: no tars to index; name the folder of plain ones (`mmstream convert` "
+            "writes them of gzipped ones, and of rows and pictures)"
+        )
     for name in tars:
         if fault := name_fault(name):
             raise ConfigError(f"{store.url}: {escaped(name)} {fault}; rename it")
@@ -233,35 +223,6 @@ def _tar_sizes(store: Store) -> dict[str, int]:
             num_gzipped,
         )
     return tars
-
-
-def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
-    """Return the parts of an old index that still describe the first shards, and are there.
-
-    Args:
-        old: What earlier calls have left.
-        names: Of all tars now.
-    """
-    kept: list[IndexPart] = []
-    if old.manifest is None or (old.kind is None and old.has_columns):
-        return kept
-    for part in old.manifest.index_parts[: MAX_PARTS - 1]:
-        infos = old.manifest.shards[part.first_shard : part.last_shard + 1]
-        old_names = [info.name for info in infos]
-        files = {index_name(info.name): index_size(info.num_samples) for info in infos}
-        if old.kind:
-            files |= {checksums_name(i.name): checksums_size(i.num_samples) for i in infos}
-        is_kept = (
-            part.first_shard == (kept[-1].last_shard + 1 if kept else 0)
-            and old_names == list(names[part.first_shard : part.last_shard + 1])
-            and old.files.get(part.name) == part.num_bytes
-            and old.replaced.isdisjoint(old_names)
-            and files.items() <= old.files.items()
-        )
-        if not is_kept:
-            break
-        kept.append(part)
-    return kept
 
 
 class _IndexedTar(NamedTuple):
@@ -420,13 +381,3 @@ def _remove_parts(target: Store, old: _OldIndex, names: Set[str]) -> None:
 
 def _without_sha256(shards: Sequence[ShardInfo]) -> list[ShardInfo]:
     return [replace(shard, sha256=None) for shard in shards]
-
-
-def _hint(store: Store, sizes: Mapping[str, int]) -> str:
-    folder = store.local_path("")
-    if folder is not None and not Path(folder).is_dir():
-        return "; name their folder" if Path(folder).is_file() else ": no such folder"
-    num_gzipped = sum(name.endswith(GZIPPED) for name in sizes)
-    if num_gzipped:
-        return f"; `mmstream convert` writes plain ones of the {num_gzipped} that are gzipped"
-    return picture_hint(folder)

@@ -185,29 +185,14 @@ def append(folder, name="shard-000009.tar"):
     write_shard(folder, name, [(f"{i:06d}", {"txt": b"x"}) for i in range(3)], checksums=True)
 
 
-def test_appended_tars_are_one_more_part_and_nothing_else_is_read(folder):
-    (old,) = mm.open_dataset(folder).manifest.index_parts
+def test_appended_tars_are_in_the_part_of_all_tars(folder):
     append(folder)
     report = index_tars(folder, progress=False)
     assert (report.num_shards, report.num_built) == (6, 0)
-    manifest = mm.open_dataset(folder).manifest
-    assert manifest.index_parts[0] == old
-    assert [part.first_shard for part in manifest.index_parts] == [0, 5]
+    part = part_of(folder)
+    assert (part.first_shard, part.last_shard) == (0, 5)
     without_files(folder)
     assert len(mm.open_dataset(folder).shards.bounds(5, np.arange(3)).start) == 3
-
-
-def test_a_tar_in_the_middle_or_a_lost_file_makes_a_new_part_of_all_that_follow(folder):
-    append(folder)
-    index_tars(folder, progress=False)
-    append(folder, "shard-000006.tar")
-    index_tars(folder, progress=False)
-    parts = mm.open_dataset(folder).manifest.index_parts
-    assert [(part.first_shard, part.last_shard) for part in parts] == [(0, 4), (5, 6)]
-    Path(folder, "shard-000003.tar.idx").unlink()
-    index_tars(folder, progress=False)
-    (part,) = mm.open_dataset(folder).manifest.index_parts
-    assert (part.first_shard, part.last_shard) == (0, 6)
 
 
 def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
