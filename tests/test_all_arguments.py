@@ -78,7 +78,6 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         TrainConfig: {"url": folder, "out": folder},
         loader_trainer: {"train_dataset": loader},
         mm.Boxes: {"source": "json.boxes"},
-        mm.Cost.fitted: {"sums": [[n, n * n, 0, 0] for n in range(9)], "seconds": [*range(9)]},
         mm.ImageDecoder: {"size": 8},
         mm.Loader: {"pipeline": pipeline},
         mm.Mixture: {"sources": {"a": (dataset, 1)}, "stop": "all"},
@@ -437,7 +436,7 @@ def test_a_wrong_argument_is_one_line_that_says_what_to_write(message, dataset):
 def test_the_manifest_in_place_of_its_folder_is_named(dataset, tmp_path):
     manifest = Path(tmp_path, "mmstream.json")
     manifest.write_text("{}")
-    with pytest.raises(mm.errors.ManifestError, match=f"the manifest of a dataset: .* {tmp_path}$"):
+    with pytest.raises(mm.errors.ManifestError, match="of a dataset name the folder"):
         mm.open_dataset(manifest)
 
 

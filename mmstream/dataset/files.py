@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +18,6 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, escaped
-from mmstream.media.types import IMAGE_EXTENSIONS
 from mmstream.storage import Store
 
 
@@ -99,33 +96,6 @@ def write_readme(store: Store) -> None:
     """Write ``README.md`` into a dataset's folder, unless there is one."""
     if not store.exists(README_NAME):
         store.write(README_NAME, _README.encode())
-
-
-# -- a hint for those who name a folder of pictures ------------------------------------------------
-
-MAX_ENTRIES = 1000
-"""Files of a folder that are looked at, and of the folders in it."""
-
-
-def picture_hint(folder: str | Path | None) -> str:
-    """Return what to do with a folder of pictures, as the end of a message.
-
-    Args:
-        folder: A local folder. None: there is none.
-
-    Returns:
-        An empty text where neither the folder nor those in it hold pictures.
-    """
-    if folder is None:
-        return ""
-    entries = (islice(Path(folder).glob(pattern), MAX_ENTRIES) for pattern in ("*", "*/*"))
-    suffixes = {path.suffix.lower().removeprefix(".") for path in chain.from_iterable(entries)}
-    if suffixes.isdisjoint(IMAGE_EXTENSIONS):
-        return ""
-    return (
-        "; it holds pictures: docs/your-own-data.md makes a dataset of a folder for each class, "
-        "or of pictures with captions"
-    )
 
 
 def commit(store: Store, manifest: Manifest) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME, Indexes, read_bad, read_bad_names
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import picture_hint, require_files
+from mmstream.dataset.files import require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.removed import REMOVED_NAME, NamedTakedown, located, read_takedowns
@@ -311,31 +311,19 @@ def _normal_url(url: str) -> str:
     return scheme + separator + posixpath.normpath(path)
 
 
-def _hint_at_datasets(folder: str | None) -> str:
-    """Name the datasets in a local folder, such as the splits of a conversion."""
-    manifests = sorted(Path(folder).glob(f"*/{MANIFEST_NAME}")) if folder else []
-    if not manifests:
-        return ""
-    names = ", ".join(escaped(manifest.parent.name) for manifest in manifests[:5])
-    return f", but datasets in folders of it: {names}; name one of these"
-
-
 def _why_no_dataset(store: Store) -> str:
-    if posixpath.basename(store.url) == MANIFEST_NAME:
-        return f"the manifest of a dataset: name its folder, {posixpath.dirname(store.url)}"
-    if store.url.endswith(".json"):
-        return (
-            "no dataset, but a mixture's file opens with mm.Mixture.open, and "
-            "`mmstream info | train | replay`"
-        )
     folder = store.local_path("")
     if folder is None or Path(folder).is_dir():
-        hint = _hint_at_datasets(folder) or picture_hint(folder)
-        hint = hint or "; name the folder that `mmstream convert` wrote, or one of tars"
-        return f"neither {MANIFEST_NAME} nor tars in it{hint}"
+        return (
+            f"neither {MANIFEST_NAME} nor tars in it; name the folder of one dataset, such as a "
+            "split of a conversion; docs/your-own-data.md makes datasets of pictures and rows"
+        )
     if Path(folder).is_file():
-        return "a file that is no tar; `mmstream convert` makes shards of rows"
-    return "no such folder" + "; write s3:// with two slashes" * ("/s3:/" in store.url)
+        return (
+            "a file that is no tar; `mmstream convert` makes shards of rows; of a dataset name the "
+            "folder, and open a mixture's file with mm.Mixture.open"
+        )
+    return "no such folder"
 
 
 def _finish_hint(store: Store) -> str:

@@ -135,8 +135,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ("verify {tmp}/tars/*.tar", "no such tar; write a range in braces, or name the folder"),
         ("verify {tmp}/tars --source a", "--source names the source of --quarantine"),
         ("verify {tmp}/tars --decode --quarantine q.jsonl", "add --write-bad"),
-        ("index {tmp}/none", "/none: no tars to index: no such folder"),
-        ("index {tmp}/tars/a.tar", "/a.tar: no tars to index; name their folder"),
+        ("index {tmp}/none", "/none: no tars to index; name the folder of plain ones"),
         (
             "bake source dest --pipeline a:b --device cuda",
             "--device would do nothing here: it goes with --batch-function",
@@ -162,7 +161,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "info {tmp}/mix.json/",
-            "no dataset, but a mixture's file opens with mm.Mixture.open, and",
+            "a file that is no tar; `mmstream convert` makes shards of rows; of a dataset name the",
         ),
     ],
 )
@@ -266,7 +265,7 @@ def test_splits(mmstream, printed, rows, tmp_path):
     for name, count in counts.items():
         assert f" -> {count} samples in 1 shard" in out.partition(f"\n  {name}: ")[2]
     error = mmstream("leakcheck", tmp_path / "out", tmp_path / "out/val")[2]
-    assert "but datasets in folders of it: train, val; name one of these" in error
+    assert "name the folder of one dataset, such as a split of a conversion" in error
 
 
 # -- mistakes and damage ------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import pytest
 
 from mmstream.converting.convert import convert
 from mmstream.dataset.index import encode_index
-from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
 from tests.helpers.corpora import captioned, write_corpus, write_shard
@@ -128,13 +127,6 @@ def test_a_tar_twice_and_tars_in_two_kinds_of_places_are_config_errors(folder):
     ):
         with pytest.raises(ConfigError):
             open_dataset(tars)
-
-
-@pytest.mark.parametrize("marker", [b"", b"{}", b"[]", b"\xff", b'"text"', b"[" * 100_000])
-def test_an_unfinished_conversion_with_a_damaged_marker_is_refused_too(folder, marker):
-    (folder / MARKER_NAME).write_bytes(marker)
-    with pytest.raises(ManifestError, match="run the same `mmstream convert` again"):
-        open_dataset(folder)
 
 
 # -- the manifest -------------------------------------------------------------------------------
@@ -375,20 +367,3 @@ def test_urls_of_files_name_paths_as_pathlib_writes_them(tmp_path):
     tar = (folder / "new/shard-000000.tar").rename(folder / "50% ü.tar").as_uri()
     assert len(open_dataset(tar)) == 1
     assert convert([tar], f"{root}/again", progress=False).num_samples == 1
-
-
-# -- folders of pictures ------------------------------------------------------------------------
-
-
-HINT = r"; it holds pictures: docs/your-own-data\.md .* captions"
-
-
-@pytest.mark.parametrize("picture", ["bear/1.JPEG", "1.png"])
-def test_errors_about_a_folder_of_pictures_name_the_pages(tmp_path: Path, picture: str) -> None:
-    path = tmp_path / picture
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-    with pytest.raises(ManifestError, match=f"neither mmstream.json nor tars in it{HINT}"):
-        open_dataset(tmp_path)
-    with pytest.raises(ConfigError, match=f"no tars to index{HINT}"):
-        index_tars(tmp_path)
