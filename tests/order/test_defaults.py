@@ -51,32 +51,6 @@ def test_the_defaults_of_large_corpora_are_those_that_the_docs_state(mean_bytes,
 
 
 @pytest.mark.parametrize(
-    ("rows", "window_bytes"),
-    [(1, 2 * GIB), (1024, 2 * GIB), (2048, 4 * GIB), (4096, 8 * GIB), (10**6, 8 * GIB)],
-)
-def test_windows_hold_2_mib_for_each_row_within_2_to_8_gib(rows, window_bytes):
-    assert WindowBudget.of_samples(110 * KB, rows).num_bytes == window_bytes
-
-
-@pytest.mark.parametrize(
-    ("mean_bytes", "range_samples"),
-    [
-        (1, 512 * 1024),
-        (5 * KB, 105),
-        (8192, 64),
-        (65536, 64),
-        (110 * KB, 38),
-        (2 * MIB - 1, 2),
-        (2 * MIB, 1),
-        (GIB, 1),
-        (9 * GIB, 1),
-    ],
-)
-def test_a_range_has_64_samples_within_512_kib_to_4_mib(mean_bytes, range_samples):
-    assert WindowBudget.of_samples(mean_bytes, 256).range_samples == range_samples
-
-
-@pytest.mark.parametrize(
     ("samples", "rows", "lanes"),
     [
         (100, 16, 1),
@@ -143,16 +117,6 @@ def test_ranges_of_packs_are_as_long_as_their_spread_asks_for(
     packs, mean_bytes, rows, row_shape, expected
 ):
     assert defaults(packs, mean_bytes, rows, row_shape=row_shape) == OrderSettings(*expected)
-
-
-def test_windows_of_packs_hold_16_mib_for_each_row_within_2_to_8_gib():
-    def num_bytes(rows, num_samples):
-        budget = WindowBudget.of_samples(10**6, rows, row_shape=RowShape(num_samples, 2))
-        return budget.num_bytes / GIB
-
-    assert [num_bytes(rows, 40) for rows in (64, 256, 512, 4096)] == [2, 4, 8, 8]
-    assert [num_bytes(1024, samples) for samples in (1, 1.5, 3, 8)] == [2, 3, 6, 8]
-    assert WindowBudget.of_samples(10**6, 64, GIB, RowShape(40, 2)).num_bytes == GIB
 
 
 corpora = st.tuples(

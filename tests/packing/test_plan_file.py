@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import operator
 import os
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmstream.dataset import shard_indexes
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ManifestError, StateError
 from mmstream.packing import plan as plan_module
@@ -91,17 +89,6 @@ def test_a_remote_plan_is_read_from_the_cache_of_the_machine(plan: PackPlan, cac
     require_same(plan, write_plan(plan, "memory://plans/remote"))
     assert len(list((cache / "mmstream" / "index").iterdir())) == 2  # the arrays and their lock
     require_same(plan, open_plan("memory://plans/remote"))
-
-
-def test_a_remote_plan_that_cannot_be_mapped_is_held_in_memory(
-    plan: PackPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENODEV, "No such device")
-
-    monkeypatch.setattr(shard_indexes, "mmap", refuse)
-    require_same(plan, write_plan(plan, "memory://plans/unmapped"))
-    assert "because the cache took no copy: it cannot be mapped" in caplog.text
 
 
 def test_a_damaged_array_is_refused_and_one_of_another_size_is_not_read(
