@@ -190,7 +190,7 @@ def test_gzipped_tars_are_left_out_or_named_when_there_is_nothing_else(tars):
     assert index(tars).num_shards == 2
     for name in "a.tar", "b.tar":
         (tars / name).unlink()
-    with pytest.raises(ConfigError, match=r"convert` writes plain ones of the 2 that are gzipped"):
+    with pytest.raises(ConfigError, match=r"convert` writes them of gzipped ones"):
         index(tars)
 
 

@@ -141,7 +141,7 @@ def test_what_is_no_mixture_says_what_it_is(folder):
     ):
         with pytest.raises(kind, match=reason):
             mm.Mixture.open(folder / name)
-    with pytest.raises(mm.errors.ManifestError, match=r"opens with mm\.Mixture\.open"):
+    with pytest.raises(mm.errors.ManifestError, match=r"mixture.s file with mm\.Mixture\.open"):
         mm.open_dataset(folder / "mix.json")
 
 
