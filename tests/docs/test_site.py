@@ -82,6 +82,15 @@ def test_every_relative_link_leads_somewhere(page):
     assert broken_links(ROOT / page, ROOT) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["open_clip", "TensorBoard", "LMDB", "Horovod", "EMA", "Aliyun OSS", "virtual-hosted",
+     "SpecAugment", "bucket", "zero-shot", "W&B", "GBK", "虚拟主机风格"],
+)  # fmt: skip
+def test_what_users_search_for_is_on_a_page(words):
+    assert any(words.lower() in (ROOT / page).read_text().lower() for page in PAGES)
+
+
 def test_broken_links_are_found(tmp_path):
     (tmp_path / "other.md").write_text("# A title: `code` & more\n")
     page = tmp_path / "page.md"

@@ -128,10 +128,11 @@ def run_page(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def _run_bash(name: str, block: Block, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    python_path = f"{folder / 'site'}{os.pathsep}{ROOT}"  # site/: what a page sets up for processes
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", _shorter(block.code)],
         cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PATH": path, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
