@@ -184,23 +184,12 @@ def require_text_kind(rows_as: RowKind, head: bytes, rows: str) -> None:
 
 
 def _first_line(path: Path) -> bytes | None:
-    """Return the first line that is not blank. None: no other follows it.
-
-    A file of one line may be an array of any length, so such a line is not held.
-    """
+    """Return the first line that is not blank. None: no other follows it, or it is too long."""
     with path.open("rb") as file:
-        if file.read(len(BOM)) != BOM:
-            file.seek(0)
-        start, text = file.tell(), file.readline(HEAD_BYTES)
-        while text and not text.strip():
-            start, text = file.tell(), file.readline(HEAD_BYTES)
-        while text and not text.endswith(b"\n"):
-            text = file.readline(1 << 20)
-        stop = file.tell()
-        if not any(line.strip() for line in iter(lambda: file.readline(1 << 20), b"")):
-            return None
-        file.seek(start)
-        return file.read(min(stop - start, MAX_ROW_BYTES)).strip()
+        pieces = iter(lambda: file.readline(MAX_ROW_BYTES), b"")
+        lines = filter(None, (piece.removeprefix(BOM).strip() for piece in pieces))
+        first, second = next(lines, b""), next(lines, b"")
+    return first if second and len(first) < MAX_ROW_BYTES else None
 
 
 def _object_kind(path: Path, head: bytes) -> RowKind:
