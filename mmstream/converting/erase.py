@@ -235,7 +235,6 @@ def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
     edits, keys = _edits(dataset, shard, indexes)
     offsets, size = dataset.shards.offsets(shard), dataset.manifest.shards[shard].num_bytes
     before, after = hashlib.sha256(), hashlib.sha256()
-    checksums = dict.fromkeys(indexes, 0)
     with _create(store, name) as file:
         for start in range(0, size, READ_BYTES):
             stop = min(size, start + READ_BYTES)
@@ -246,12 +245,11 @@ def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
                 if first < end:
                     data[first - start : end - start] = edit.bytes_of(first, end)
             after.update(data)
-            for index in indexes:
-                first, end = max(start, int(offsets[index])), min(stop, int(offsets[index + 1]))
-                if first < end:
-                    of_sample = memoryview(data)[first - start : end - start]
-                    checksums[index] = sample_checksum(of_sample, checksums[index])
             file.write(data)
+    checksums = {
+        index: sample_checksum(store.read_range(name, *offsets[index : index + 2].tolist()))
+        for index in indexes
+    }
     return _Tar(keys, before.hexdigest(), after.hexdigest(), checksums)
 
 
