@@ -15,7 +15,7 @@ import pickle
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,9 @@ from mmstream.batching.processor import ProcessorText
 from mmstream.converting.report import remove_reports, report_name
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
+from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import checksums_name, index_name
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.dataset.shard_indexes import write_part
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import (
     MAX_PADDED_LENGTH,
@@ -584,10 +583,7 @@ def finish(
     )
     lock.require()
     write_bad(Dataset(manifest, store), source.corpus.chosen.bad)
-    part = write_part(store, manifest, 0, len(reports) - 1) if reports else None
-    manifest = replace(manifest, index_parts=(part,) if part else ())
-    write_readme(store)
-    store.write(MANIFEST_NAME, manifest.to_bytes())
+    commit(store, manifest)
     _clean_up(store)
 
 
