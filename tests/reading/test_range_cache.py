@@ -266,16 +266,6 @@ def test_wrong_bytes_of_storage_are_not_kept(dataset, root):
     assert run(dataset, root, 0).num_bytes == CORPUS_BYTES
 
 
-def test_a_node_that_gets_other_rows_fills_its_cache_again(dataset, root):
-    settings = {"reshuffle": "lanes", "max_bytes": int(0.7 * CORPUS_BYTES)}
-    half = CORPUS_BYTES // 2
-    assert run(dataset, root, 0, rows=(0, 4), **settings).num_bytes == half
-    assert run(dataset, root, 1, rows=(0, 4), **settings).num_bytes == 0
-    moved = run(dataset, root, 1, 2, 3, 4, rows=(4, 8), **settings)
-    assert moved.num_bytes > half
-    assert run(dataset, root, 5, rows=(4, 8), **settings).num_bytes == 0
-
-
 def test_a_node_keeps_what_it_has_when_its_ranks_change(dataset, root):
     def read(epoch: int, *bounds: int) -> tuple[int, int]:
         """Let the ranks of a node read the rows between bounds; return bytes kept, and requests."""

@@ -52,14 +52,6 @@ async def test_a_large_batch_makes_few_requests_for_single_samples() -> None:
 
 
 @pytest.mark.slow
-@in_virtual_time
-async def test_a_full_link_is_asked_for_nothing_twice_and_has_hardly_a_wait() -> None:
-    run = await simulate_rank(corpus_order(), num_steps=300, link_rate=500e6)
-    assert run.counts.num_retries == 0
-    assert max(run.waits[150:]) < 0.3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("num_new", "start_s"), [(0, 0.0), (128, 1.0)])
 @in_virtual_time
 async def test_a_tail_of_two_in_a_hundred_costs_little_also_where_new_connections_take_long(
@@ -76,20 +68,6 @@ async def test_a_tail_of_two_in_a_hundred_costs_little_also_where_new_connection
     assert run.arrivals[99] < 1.25 * usual.arrivals[99] + start_s
     assert run.rate(100, 299) > 0.85 * usual.rate(100, 299)
     assert run.counts.num_retries < 0.05 * run.counts.num_requests + 8
-
-
-@pytest.mark.slow
-@in_virtual_time
-async def test_a_tail_costs_less_than_half_where_first_bytes_take_long() -> None:
-    slow_far = Answer(latency_s=4.0, rate=0.5e6)
-    slow = random.Random(1)
-    run = await simulate_rank(
-        corpus_order(),
-        num_steps=100,
-        answer=lambda sent: slow_far if slow.random() < 0.02 else FAR,
-    )
-    usual = await simulate_rank(corpus_order(), num_steps=100, answer=lambda sent: FAR)
-    assert run.arrivals[99] < 1.5 * usual.arrivals[99]
 
 
 @in_virtual_time
@@ -110,19 +88,3 @@ async def test_requests_that_fail_cost_little(usual: SimulatedRun) -> None:
     assert run.rate(50, 149) > 0.85 * usual.rate(50, 149)
     assert max(run.waits[50:]) < 0.5
     assert run.limit >= 64
-
-
-@pytest.mark.slow
-@in_virtual_time
-async def test_a_consumer_at_half_of_the_link_hardly_waits_with_and_without_a_tail() -> None:
-    slow = random.Random(2)
-    for share in (0.0, 0.02):
-        run = await simulate_rank(
-            corpus_order(),
-            num_steps=550,
-            answer=lambda sent, share=share: SLOW if slow.random() < share else Answer(),
-            step_s=64 * 110_000 / 400e6,
-        )
-        # It was late at first, and took batches as fast as they came until it was not.
-        late = sorted(run.waits[350:])
-        assert late[int(0.99 * len(late))] < 0.01
