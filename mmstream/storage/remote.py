@@ -301,16 +301,27 @@ class RemoteStore(CommonCalls):
             FileNotFoundError: No such bucket. A prefix without objects gives an empty dict.
             StorageError: The storage failed after retries.
         """
-        return self._stats(self._entries())
+        root = self._listed_root()
+        files: dict[str, Mapping[str, Any]] = {}
+        for entry in self._entries():
+            path = entry["name"].lstrip("/")  # some file systems begin with a slash
+            name = path.removeprefix(root)
+            is_here = name != path and name and not name.startswith(".") and "/" not in name
+            if entry["type"] == "file" and is_here:
+                files[name] = entry
+        # The page that lists a folder of a web server names files and not their sizes.
+        unsized = [name for name in files if self._is_web or files[name].get("size") is None]
+        stats = dict(zip(unsized, map_requests(self, self.stat, unsized), strict=True))
+        return {name: stats.get(name) or self._object_stat(files[name]) for name in sorted(files)}
 
     def folders(self) -> Sequence[str]:
         """Return the names of the folders directly under the root, sorted; errors as `list`."""
-        return self._folders(self._entries())
-
-    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
-        """Return `list` and `folders` from one request; errors as `list`."""
-        entries = self._entries()
-        return self._stats(entries), self._folders(entries)
+        root = self._listed_root()
+        paths = [
+            entry["name"].strip("/") for entry in self._entries() if entry["type"] == "directory"
+        ]
+        names = [path.removeprefix(root) for path in paths if path.startswith(root)]
+        return sorted(name for name in names if name and not name.startswith("."))
 
     def _entries(self) -> Sequence[Mapping[str, Any]]:
         try:
@@ -324,26 +335,6 @@ class RemoteStore(CommonCalls):
             if str(error).endswith("no such bucket"):
                 raise
             return []
-
-    def _stats(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, ObjectStat]:
-        root = self._listed_root()
-        files: dict[str, Mapping[str, Any]] = {}
-        for entry in entries:
-            path = entry["name"].lstrip("/")  # some file systems begin with a slash
-            name = path.removeprefix(root)
-            is_here = name != path and name and not name.startswith(".") and "/" not in name
-            if entry["type"] == "file" and is_here:
-                files[name] = entry
-        # The page that lists a folder of a web server names files and not their sizes.
-        unsized = [name for name in files if self._is_web or files[name].get("size") is None]
-        stats = dict(zip(unsized, map_requests(self, self.stat, unsized), strict=True))
-        return {name: stats.get(name) or self._object_stat(files[name]) for name in sorted(files)}
-
-    def _folders(self, entries: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-        root = self._listed_root()
-        paths = [entry["name"].strip("/") for entry in entries if entry["type"] == "directory"]
-        names = [path.removeprefix(root) for path in paths if path.startswith(root)]
-        return sorted(name for name in names if name and not name.startswith("."))
 
     def _listed_root(self) -> str:
         """Return the root as entries of a listing name it."""

@@ -227,9 +227,6 @@ class Store(Protocol):
         Names that start with a dot are left out. A root that does not exist has none.
         """
 
-    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
-        """Return `list` and `folders`. An object store is asked once for both."""
-
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a new object for writing.
 
@@ -285,10 +282,6 @@ class CommonCalls:
         if isinstance(outcome, OSError):
             raise outcome
         return outcome
-
-    def list_all(self: Store) -> tuple[dict[str, ObjectStat], Sequence[str]]:
-        """Return `list` and `folders`."""
-        return self.list(), self.folders()
 
 
 # -- many small requests at once -------------------------------------------------------------------

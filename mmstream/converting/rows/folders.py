@@ -261,7 +261,7 @@ def _walk(store: Store, prefix: str = "", above: frozenset[str] = frozenset()) -
     Raises:
         ConfigError: A link leads back to a folder that holds it.
     """
-    stats, folder_names = store.list_all()
+    stats, folder_names = store.list(), store.folders()
     folders = set(folder_names)
     names = {*stats, *folders}
     local_folder = store.local_path("")

@@ -280,7 +280,7 @@ def _is_remote_folder(url: str) -> bool:
     store = open_store(url)
     if not name or store.exists(MANIFEST_NAME):  # a data set may be too large to be listed
         return True
-    return any(store.list_all())
+    return bool(store.list() or store.folders())
 
 
 def is_local_folder(url: str) -> bool:
