@@ -247,23 +247,6 @@ def test_waiting_is_told_from_moving_and_computing(monkeypatch: pytest.MonkeyPat
     assert line()["samples_per_s"] == 4.0
 
 
-def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
-    train_tiny(tmp_path, RaggedLoader(num_rows=8), max_steps=3, log_keys=False)
-    for line in metrics(tmp_path):
-        assert line.keys() == {
-            "epoch", "step", "num_steps", "loss", "lr", "grad_norm", "samples_per_s",
-            "tokens_per_s", "padding_fraction", "wait_fraction", "num_bad", "num_skipped", "bad",
-            "num_cut_texts", "num_dropped_parts", "cut_text_fraction", "num_wrong_reads", "rank",
-            "world_size",
-        }  # fmt: skip
-    first = RaggedLoader(num_rows=8).batch(0, 0)
-    tokens = int((first["attention_mask"] * first["__valid__"][:, None]).sum())
-    line = metrics(tmp_path)[0]
-    assert line["padding_fraction"] == round(1 - tokens / 32, 4)
-    per_second = line["samples_per_s"] / int(first["__valid__"].sum())
-    assert line["tokens_per_s"] == pytest.approx(tokens * per_second, rel=0.01)
-
-
 def test_a_line_every_so_many_steps_covers_all_of_them(tmp_path: Path) -> None:
     result = train_tiny(tmp_path, checkpoint_every=99, log_every=3)
     lines = metrics(tmp_path)

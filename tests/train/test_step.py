@@ -48,16 +48,6 @@ def test_accumulated_micro_batches_give_the_gradient_of_one_large_batch(
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-7)
 
 
-def test_accumulation_is_a_larger_batch_to_the_end_of_training(tmp_path: Path) -> None:
-    train_tiny(tmp_path / "whole", RaggedLoader(num_steps=2, num_rows=12))
-    model = TinyModel()
-    parts = RaggedLoader(num_steps=6, num_rows=4)
-    result = train_tiny(tmp_path / "parts", parts, model, accumulate=3, micro_batches=2)
-    assert result.num_steps == 4
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-    assert set(model.asked_rows) == {2}
-
-
 def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> None:
     result = train_tiny(tmp_path, RaggedLoader(num_steps=5, num_rows=4), accumulate=3)
     assert [(line["epoch"], line["step"]) for line in metrics(tmp_path)] == [
