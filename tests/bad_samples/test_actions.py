@@ -89,25 +89,6 @@ def test_a_step_of_nothing_but_bad_samples_is_masked_whole_and_the_run_goes_on(t
     assert (loader.stats.num_samples, loader.stats.num_bad) == (48, 12)
 
 
-def test_a_masked_row_moves_no_weight(tmp_path):
-    from tests.helpers.tiny_model import TinyModel
-
-    corpus = write_faulty(tmp_path, COUNTS, BAD)
-    (batch, *_) = mm.to_device(
-        mm.Loader(make_pipeline(corpus, decode=DECODE, bad_samples=policy(action="mask"))), "cpu",
-        normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3),
-    )  # fmt: skip
-    valid = batch["__valid__"]
-    assert 0 < valid.sum() < 12
-    model = TinyModel()
-    loss, weight = model(batch)
-    spoilt = {**batch, "image": batch["image"].clone(), "input_ids": batch["input_ids"].clone()}
-    spoilt["image"][~valid] = 9.0
-    spoilt["input_ids"][~valid] = 1
-    assert torch.equal(model(spoilt)[0], loss)
-    assert weight == model.weight_of(batch) == (batch["labels"][valid] != -100).sum()
-
-
 def test_labels_of_invalid_rows_are_ignored_by_losses_that_know_only_them(tmp_path):
     corpus = write_faulty(tmp_path, [26], {3, 4})
     pipeline = make_pipeline(

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.decoding.bad_samples import Stats, append_records, count_samples
 from mmstream.errors import BadSampleLimitError, ConfigError
-from mmstream.ranks import World
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import KINDS, BadSample
 from tests.helpers.bad_corpus import (
@@ -307,15 +306,6 @@ def test_cut_texts_are_counted_and_warned_of_once(
     (message,) = messages
     assert message.startswith("shard-000000.tar[")
     assert ".txt: text of 62 tokens cut to max_length=16; others are only counted" in message
-
-
-def test_the_ranks_count_their_own_rows(dataset: mm.Dataset) -> None:
-    counts = []
-    for rank in range(2):
-        running = loader(dataset, world=World(rank, 2))
-        list(running)
-        counts.append(running.stats.num_cut_texts)
-    assert sum(counts) == NUM_SAMPLES // 3
 
 
 def test_texts_that_fit_are_not_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

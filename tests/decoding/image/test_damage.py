@@ -66,25 +66,6 @@ def test_a_truncated_png_is_a_decode_error_unless_only_its_end_mark_is_gone(leng
     np.testing.assert_array_equal(image, decode(PNG))
 
 
-@given(
-    data=st.sampled_from([JPEG, PNG, *map(read, SAMPLES)]),
-    damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8),
-    cut=st.integers(0, 400),
-)
-@settings(max_examples=250)
-def test_damaged_bytes_decode_or_raise_a_decode_error(
-    data: bytes, damage: list[tuple[int, int]], cut: int
-) -> None:
-    file = damaged(data, damage)
-    try:
-        image = decode(file[: len(file) - cut])
-    except mm.errors.DecodeError:
-        return
-    assert image.dtype == np.uint8
-    assert image.ndim == 3
-    assert image.shape[2] == 3
-
-
 def with_segment(marker: int, payload: bytes) -> bytes:
     length = (len(payload) + 2).to_bytes(2, "big")
     return JPEG[:2] + bytes((0xFF, marker)) + length + payload + JPEG[2:]
