@@ -40,12 +40,13 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
+from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer
 from mmstream.errors import ConfigError, escaped
 from mmstream.media.fields import (
     MAX_TEXT_BYTES,
     audio_fields,
     call_user,
+    decode_text,
     image_fields,
     list_of_frame,
     parse_json,
@@ -666,7 +667,7 @@ def _made(key: str, names: tuple[str, ...], decoder: Any) -> Field | Follower:
         return JsonField(name, decoder)
     if name == "json":
         return JsonField(name, partial(call_user, decoder))
-    type_decoder = decode_integer if decoder is int else decode_string if decoder is str else None
+    type_decoder = decode_integer if decoder is int else decode_text if decoder is str else None
     return ValueField(name, type_decoder or decoder, names)
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import ConfigError, DecodeError, escaped
-from mmstream.media.fields import MAX_TEXT_BYTES, decode_text, parse_json
+from mmstream.media.fields import decode_text, parse_json
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.settings import refuse_broken
 
@@ -103,16 +103,6 @@ def decode_integer(data: bytes) -> int:
     if number is None or not -(1 << 63) <= number < 1 << 63:
         raise DecodeError(f"not a whole number: {escaped(data[:40])}")
     return number
-
-
-def decode_string(data: bytes) -> str:
-    """Decode a text in UTF-8 of at most `MAX_TEXT_BYTES` bytes."""
-    if len(data) > MAX_TEXT_BYTES:
-        raise DecodeError(
-            f"text of {len(data):,} bytes, the limit is {MAX_TEXT_BYTES:,}; decode longer ones "
-            "with a function of your own"
-        )
-    return decode_text(data)
 
 
 def decode_npy(data: bytes) -> NDArray[Any]:
@@ -215,6 +205,6 @@ ARRAY_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": decode_npy, "npz": d
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), decode_integer),
-    **dict.fromkeys(("txt", "text", "transcript"), decode_string),
+    **dict.fromkeys(("txt", "text", "transcript"), decode_text),
     **ARRAY_DECODERS,
 }

@@ -182,7 +182,8 @@ _TOO_DEEP = f"JSON: nested deeper than {MAX_JSON_DEPTH} levels"
 
 def _too_long(num_bytes: int, max_bytes: int) -> DecodeError:
     return DecodeError(
-        f"text of {num_bytes:,} bytes, the limit is {max_bytes:,}; raise TextDecoder(max_bytes=)"
+        f"text of {num_bytes:,} bytes, the limit is {max_bytes:,}; raise TextDecoder(max_bytes=), "
+        "or decode it with a function of your own"
     )
 
 
