@@ -14,14 +14,11 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.errors import ConfigError
 from mmstream.packing.plan import UnitSums
 from mmstream.settings import NonNegativeFloat, checked
 from mmstream.types import IntArray
-
-FloatArray = npt.NDArray[np.float64]
 
 _WINDOW_LAYERS = ("sliding_attention", "chunked_attention")
 _TWO_MATRICES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt")
