@@ -31,7 +31,7 @@ FLOORS = [
     {"pipeline", "state"},
     {"baking", "loader", "measuring"},
     {"audit"},
-    {"train"},
+    {"train", "view"},
     {"cli"},
     {"__init__", "__main__"},  # names of all floors in one place, and the command
 ]
@@ -149,7 +149,7 @@ def test_every_module_lies_on_a_floor_and_every_room_exists(imports: Imports) ->
 def test_floors_hold_whole_folders_and_few_rooms() -> None:
     rooms = [room for floor in FLOORS for room in floor]
     assert all("." not in room for room in rooms)
-    assert len(rooms) == len(set(rooms)) <= 28
+    assert len(rooms) == len(set(rooms)) <= 29
 
 
 def test_no_import_runs_upward_or_in_a_circle(imports: Imports) -> None:

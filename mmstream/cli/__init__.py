@@ -13,6 +13,7 @@
     training.py  train, demo
     replay.py    replay
     select.py    select, and the options that choose samples
+    view.py      view
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
 interrupted, 143 ended by SIGTERM; train also has 75 (docs: command line). Only this package prints;
@@ -128,6 +129,7 @@ COMMANDS = _Commands(
         "data",
         "Read the whole dataset at URL and check checksums, indexes and every sample.",
     ),
+    view=("view", "Look at the dataset at URL, or at a mixture, in a browser of this machine."),
 )
 
 

@@ -42,15 +42,21 @@ def cut(value: object, max_characters: int = MAX_CHARACTERS) -> Markup:
     return escape(text.encode("utf-8", "replace").decode())
 
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    finalize=cut,  # of whatever is printed
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters |= {"cut": cut, "size": size_text, "count": count_text}
+def environment(*folders: Path) -> jinja2.Environment:
+    """Return the templates of folders and those of ``templates/``. They escape all values."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, Path(__file__).with_name("templates")]),
+        autoescape=True,
+        finalize=cut,  # of whatever is printed
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"cut": cut, "size": size_text, "count": count_text}
+    return templates
+
+
+_TEMPLATES = environment()
 
 _ELEMENTS = _TEMPLATES.get_template("elements.html").module
 

@@ -1,0 +1,322 @@
+"""The pages of samples: the grid, one sample, its files, and the question before a selection."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import shlex
+from collections.abc import Mapping
+from contextlib import closing
+from itertools import compress
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pyarrow.compute as pc
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from mmstream.dataset.columns import column_names, read_rows
+from mmstream.dataset.select import rule_of, store_selection, stored_names
+from mmstream.display.media import MAX_FILE_BYTES
+from mmstream.display.samples import sample_part
+from mmstream.display.text import size_text
+from mmstream.errors import ConfigError, MMStreamError, SampleError, where
+from mmstream.types import Sample, SampleRef
+from mmstream.view.choice import Choice
+from mmstream.view.content import Content
+from mmstream.view.order import is_searched_whole, places_of
+from mmstream.view.pages import Pager, link, number_of, show
+from mmstream.view.tiles import played_as, player, tiles_of
+
+PAGE_SAMPLES = 24
+"""Samples of a page of the grid."""
+
+MAX_PAGE_BYTES = 96 << 20
+"""What a page of the grid reads, about. It shows fewer samples where they are large."""
+
+MAX_FORM_BYTES = 64 << 10
+"""Longest body of a request."""
+
+IMAGES = {
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "png": "image/png",
+    "gif": "image/gif",
+    "webp": "image/webp",
+    "bmp": "image/bmp",
+    "avif": "image/avif",
+}
+"""Media types of the pictures that a browser may show. SVG is none of them: it may hold scripts."""
+
+
+# -- the grid --------------------------------------------------------------------------------------
+
+
+def choice_of(request: Request, values: Mapping[str, str]) -> Choice:
+    """Return the samples that an address or a form chooses."""
+    names = ("source", "select", "where")
+    choice: Choice = request.app.state.choices.of(*(values.get(name, "") for name in names))
+    return choice
+
+
+def grid(request: Request) -> Response:
+    """Return a part of the samples that a condition chooses, and counts of their columns."""
+    content = request.app.state.content
+    choice = choice_of(request, request.query_params)
+    dataset, source = choice.dataset, content.source(choice.source)
+    mean_bytes = max(1, dataset.num_bytes // max(1, len(dataset)))
+    size = max(1, min(PAGE_SAMPLES, MAX_PAGE_BYTES // mean_bytes))
+    pager = Pager.of(request, size, len(dataset))
+    local_refs = dataset.refs(np.arange(pager.start, pager.stop))
+    refs = [(source.first_shard + shard, index) for shard, index in local_refs]
+    tiles = tiles_of(content, refs)
+    facets = request.app.state.choices.facets(choice.source, choice.select, choice.where)
+    columns, selections, facets_problem = [], {}, ""
+    try:
+        facets.grow()
+        selections = stored_names(source.dataset)
+        if not facets.problem:
+            columns = column_names(source.dataset)
+    except (MMStreamError, OSError) as error:
+        facets_problem = str(error)
+    return show(
+        request,
+        "grid.html",
+        choice=choice,
+        sources=list(content.sources),
+        num_all=len(source.dataset),
+        pager=pager,
+        tiles=tiles,
+        facets=[(name, _values(choice, name, counts)) for name, counts in facets.counts.items()],
+        num_counted=facets.num_counted,
+        facets_problem=facets_problem or facets.problem,
+        columns=columns,
+        selections=selections,
+    )
+
+
+def _values(choice: Choice, name: str, counts: Mapping[Any, int]) -> list[tuple[str, int, Markup]]:
+    """Return the values of a column, how many samples have each, and a link to these samples."""
+    values = []
+    for value, count in sorted(counts.items(), key=lambda item: -item[1]):
+        clause = f"{_name_text(name)} = {_value_text(value)}"
+        clauses = f"({choice.where}) and {clause}" if choice.where else clause
+        values.append((str(value), count, link(**{**choice.query, "where": clauses})))
+    return values
+
+
+def _name_text(name: str) -> str:
+    """Return a column as a condition names it: ``json.lang``, ``json."my key"``."""
+    first, _, key = name.partition(".")
+    plain = re.fullmatch(r"\w*", key, re.ASCII)
+    return name if plain else f'{first}."{key.replace(chr(34), chr(34) * 2)}"'
+
+
+def _value_text(value: object) -> str:
+    """Return a value as a condition has it."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value).lower()
+
+
+def find(request: Request) -> Response:
+    """Lead to the sample that a key, or a line of a log, names."""
+    content, text = request.app.state.content, request.query_params.get("q", "").strip()
+    for source in content.sources.values():
+        try:
+            shard, index = source.dataset.ref_of_key(text)
+        except KeyError:
+            continue
+        return RedirectResponse(link("sample", source.first_shard + shard, index), 303)
+    return RedirectResponse(link("sample", *content.data.ref_of(text)), 303)
+
+
+# -- one sample ------------------------------------------------------------------------------------
+
+
+def one(request: Request) -> Response:
+    """Return all that is known of a sample."""
+    content = request.app.state.content
+    ref = request.path_params["shard"], request.path_params["index"]
+    values: dict[str, Any] = {}
+    try:
+        sample = content.read(*ref)
+    except SampleError as error:
+        values["problem"] = str(error)
+    else:
+        values["stored"] = sample_part(sample)
+        files = {name: data for name, data in sample.items() if isinstance(data, bytes)}
+        values["files"] = [
+            (name, size_text(len(data)), link("file", *ref, name)) for name, data in files.items()
+        ]
+        values["players"] = [
+            player(ref, name) for name, data in files.items() if len(data) > MAX_FILE_BYTES
+        ]
+    _, dataset, own_shard = content.data.locate(ref[0])
+    values["num_in_shard"] = int(dataset.counts[own_shard])
+    values["lies"] = _lies(dataset, own_shard, ref[1])
+    try:
+        values["row"] = _row(dataset, own_shard, ref[1])
+    except (MMStreamError, OSError) as error:
+        values["row_problem"] = str(error)
+    epoch, ranks = number_of(request.query_params, "epoch"), _num_ranks(request)
+    try:
+        places = values["places"] = places_of(content, ref, epoch, ranks)
+        values["searched_whole"] = is_searched_whole(content, epoch)
+        if places and content.pipeline is not None:
+            values |= _as_trained(content, ref, epoch, places[0].step, places[0].row)
+    except (MMStreamError, OSError) as error:
+        values["order_problem"] = str(error)
+    name = where(content.data.name_of(ref[0]), ref[1])
+    return show(request, "one.html", name=name, ref=ref, epoch=epoch, ranks=ranks, **values)
+
+
+def _num_ranks(request: Request) -> int:
+    return number_of(request.query_params, "ranks", default=1, least=1)
+
+
+def _lies(dataset: Any, shard: int, index: int) -> list[tuple[str, str]]:
+    """Return where the bytes of a sample lie, and their checksum."""
+    columns = dataset.shards.indexes.columns(shard)
+    start, stop = columns.offsets()[index : index + 2].tolist()
+    facts = [
+        ("shard", dataset.shards.url_of(shard)),
+        ("bytes", f"{start:,} to {stop:,} ({size_text(stop - start)} of the tar)"),
+    ]
+    if columns.checksums is not None:
+        facts.append(("CRC-32C", f"{int(columns.checksums[index]):08x}"))
+    if (shard, index) in dataset.removed:
+        facts.append(("taken down", dataset.removed[shard, index]))
+    if [shard, index] in dataset.bad.tolist():
+        facts.append(("bad list", "no epoch has it"))
+    return facts
+
+
+def _row(dataset: Any, shard: int, index: int) -> list[tuple[str, object]]:
+    """Return what the sidecar says of a sample: its source row, and what its media are."""
+    table = read_rows(dataset, shard)
+    rows = table.filter(pc.equal(table["index"], index)).to_pylist()
+    facts = [fact for row in rows[:1] for fact in row.items() if fact[0] != "media"]
+    for row in rows[:1]:
+        for number, medium in enumerate(row.get("media") or ()):
+            facts += [(f"media[{number}].{name}", value) for name, value in medium.items()]
+    return [
+        (name, value.hex() if isinstance(value, bytes) else value)
+        for name, value in facts
+        if value is not None
+    ]
+
+
+def _as_trained(
+    content: Content, ref: SampleRef, epoch: int, step: int, row: int
+) -> dict[str, object]:
+    """Return a sample as its decoders make it, and as a step of the pipeline gets it."""
+    from mmstream.batching.collate import plain_tensors
+    from mmstream.decoding.sample import decode_sample
+    from mmstream.pipeline import PipelineRunner
+    from mmstream.reading.step import Job
+
+    pipeline = content.pipeline
+    tokenizer = getattr(getattr(pipeline.decode, "text", None), "tokenizer", None)
+    shown: dict[str, object] = {}
+    try:
+        with plain_tensors():
+            decoded = decode_sample(content.read(*ref), pipeline.decode)
+            shown["decoded"] = sample_part(decoded, tokenizer=tokenizer)
+            with closing(PipelineRunner(pipeline)) as runner:
+                lineage, samples = runner.decoded(Job(epoch, step, row, row + 1))
+                chosen = [shown_ref == ref for shown_ref in lineage.shown]
+                for sample in compress(samples, chosen):
+                    shown["model"] = sample_part(sample, tokenizer=tokenizer)
+        reasons = [bad.reason for bad in lineage.bad]
+        if "model" not in shown:
+            shown["model_problem"] = f"another sample takes its row: {'; '.join(reasons)}"
+    except (MMStreamError, OSError) as error:
+        shown["model_problem"] = str(error)
+    return shown
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def file(request: Request) -> Response:
+    """Return a file of a sample. A browser shows pictures, plays recordings, and runs nothing."""
+    params = request.path_params
+    sample: Sample = request.app.state.content.read(params["shard"], params["index"])
+    name = params["name"]
+    data = sample.get(name)
+    if name.startswith("__") or not isinstance(data, bytes):
+        raise ConfigError(f"{name}: the sample has no such file")
+    media_type = IMAGES.get(name.rpartition(".")[2]) or played_as(name)
+    headers = {"Accept-Ranges": "bytes"}
+    if media_type is None and _is_text(data):
+        media_type = "text/plain; charset=utf-8"
+    elif media_type is None:
+        media_type = "application/octet-stream"
+        headers["Content-Disposition"] = "attachment"
+    asked = re.fullmatch(r"bytes=(\d{1,18})-(\d{0,18})", request.headers.get("range", ""))
+    if asked is None:
+        return Response(data, media_type=media_type, headers=headers)
+    start = int(asked[1])
+    stop = min(len(data), int(asked[2] or len(data)) + 1)
+    if start >= stop:
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{len(data)}"})
+    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+    return Response(data[start:stop], 206, media_type=media_type, headers=headers)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+# -- a selection -----------------------------------------------------------------------------------
+
+
+def question(request: Request) -> Response:
+    """Ask before a selection is written."""
+    choice = choice_of(request, request.query_params)
+    return _answer(request, choice)
+
+
+def _answer(
+    request: Request, choice: Choice, name: str = "", problem: str = "", written: str = ""
+) -> Response:
+    token = request.app.state.token
+    values = {"choice": choice, "name": name, "written": written, "token": token}
+    return show(request, "question.html", problem=problem or choice.problem, **values)
+
+
+async def write(request: Request) -> Response:
+    """Write the chosen samples down under a name."""
+    if not request.headers.get("content-length", "").isdecimal():
+        return Response("give the length of the form", 411)
+    if int(request.headers["content-length"]) > MAX_FORM_BYTES:
+        return Response("the form is too long", 413)
+    values = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+    if not hmac.compare_digest(values.get("token", "").encode(), request.app.state.token.encode()):
+        return Response("the form is of another server", 403)
+    return await run_in_threadpool(_write, request, values)
+
+
+def _write(request: Request, values: Mapping[str, str]) -> Response:
+    choice = choice_of(request, values)
+    name = values.get("name", "").strip()
+    if choice.problem or not len(choice.dataset):
+        return _answer(request, choice, name, "no sample is chosen")
+    options = {"--select": choice.select, "--where": choice.where}
+    words = [word for option, value in options.items() if value for word in (option, value)]
+    text = rule_of(choice.where).text if choice.where and not choice.select else None
+    try:
+        record = store_selection(
+            choice.dataset, shlex.join(words) or "all", text=text, name=name, overwrite=False
+        )
+    except (MMStreamError, OSError) as error:
+        return _answer(request, choice, name, str(error))
+    url = choice.dataset.index_store.url_of(f"mmstream.select.{record.digest}")
+    return _answer(request, choice, name, written=url)

@@ -1,0 +1,205 @@
+"""The page of trouble: rejects, quarantine, the bad list, takedowns, and duplicates as pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mmstream.converting.duplicates import Duplicates, find_duplicates
+from mmstream.converting.report import Reject, all_rejects
+from mmstream.dataset.bad_list import listed_as_bad, read_duplicates
+from mmstream.dataset.columns import read_columns
+from mmstream.dataset.dataset import Dataset
+from mmstream.errors import ConfigError, MMStreamError, escaped, where
+from mmstream.view.content import Content, Source
+from mmstream.view.pages import Pager, show
+from mmstream.view.tiles import Tile, tiles_of
+
+PAGE_ROWS = 50
+"""Rejects and records of a page."""
+
+PAGE_TILES = 24
+"""Samples, and pairs, of a page."""
+
+KINDS = {
+    "media": "the same picture, video or recording",
+    "text": "the same text",
+    "pair": "the same media and the same text",
+    "near": "pictures that look alike",
+}
+"""Kinds of duplicates."""
+
+
+def trouble(request: Request) -> Response:
+    """Return the numbers of all kinds of trouble, and one kind of them in detail."""
+    content, query = request.app.state.content, request.query_params
+    source = content.source(query.get("source", ""))
+    kind = query.get("kind", "")
+    if kind and kind not in _DETAILS:
+        raise ConfigError(f"kind {escaped(kind)}: must be among {', '.join(_DETAILS)}")
+    details = _DETAILS[kind](request, source) if kind else {}
+    return show(
+        request,
+        "trouble.html",
+        source=source.name,
+        sources=list(content.sources),
+        kind=kind,
+        duplicate_kinds=KINDS,
+        run=content.run,
+        counts=_counts(content, source),
+        details=details,
+    )
+
+
+def _counts(content: Content, source: Source) -> dict[str, object]:
+    """Return how many there are of each kind, or why that is not known."""
+    dataset = source.dataset
+    counts: dict[str, Callable[[], int]] = {
+        "rejects": lambda: sum(1 for _ in _rejects(dataset)),
+        "quarantine": lambda: sum(1 for _ in _quarantine(content)),
+        "bad": lambda: len(listed_as_bad(dataset)),
+        "takedowns": lambda: sum(len(takedown.refs) for takedown in dataset.takedowns),
+        "dropped": lambda: len(read_duplicates(dataset)),
+    }
+    known: dict[str, object] = {}
+    for name, count in counts.items():
+        try:
+            known[name] = count()
+        except (MMStreamError, OSError) as error:
+            known[name] = str(error)
+    return known
+
+
+# -- rejects and records of runs -------------------------------------------------------------------
+
+
+def _rejects(dataset: Dataset) -> Iterator[Reject]:
+    """Yield the rows that became no sample, of all folders of a dataset."""
+    for folder in dataset.folders or (dataset,):
+        with suppress(FileNotFoundError):
+            yield from all_rejects(folder.store)
+
+
+def _rejects_page(request: Request, source: Source) -> dict[str, Any]:
+    """Return rejects, of one row or of those whose reason holds a text."""
+    row, text = request.query_params.get("row", "").strip(), request.query_params.get("text", "")
+    rejects = [
+        reject
+        for reject in _rejects(source.dataset)
+        if row in ("", str(reject.row)) and text in reject.reason
+    ]
+    pager = Pager.of(request, PAGE_ROWS, len(rejects))
+    return {"pager": pager, "rejects": rejects[pager.start : pager.stop], "row": row, "text": text}
+
+
+def _quarantine(content: Content) -> Iterator[dict[str, Any]]:
+    """Yield the records of the quarantine files of the run; what a kill cut off is left out."""
+    for path in sorted(content.run.glob("quarantine-rank*.jsonl")) if content.run else ():
+        for line in path.read_text("utf-8", "replace").splitlines():
+            with suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    yield record
+
+
+def _quarantine_page(request: Request, _source: Source) -> dict[str, Any]:
+    """Return the samples that the run replaced, the last ones first, each with its reason."""
+    content = request.app.state.content
+    records = list(_quarantine(content))[::-1]
+    pager = Pager.of(request, PAGE_TILES, len(records))
+    known, unknown = [], []
+    for record in records[pager.start : pager.stop]:
+        address = where(str(record.get("shard")), record.get("index", -1))
+        names = ("epoch", "step", "row")
+        place = ", ".join(f"{name} {record.get(name)}" for name in names)
+        note = f"{record.get('reason', '?')} ({place})"
+        try:
+            known.append((content.data.ref_of(address), note))
+        except ConfigError as error:
+            unknown.append(f"{address}: {note}; {error}")
+    refs, notes = [ref for ref, _ in known], [note for _, note in known]
+    return {"pager": pager, "tiles": tiles_of(content, refs, notes), "unknown": unknown}
+
+
+# -- samples that no epoch has ---------------------------------------------------------------------
+
+
+def _bad_page(request: Request, source: Source) -> dict[str, Any]:
+    refs = listed_as_bad(source.dataset).tolist()
+    return _tiles_page(request, source, refs, "on the bad list")
+
+
+def _dropped_page(request: Request, source: Source) -> dict[str, Any]:
+    refs = read_duplicates(source.dataset).tolist()
+    return _tiles_page(request, source, refs, "left out as a duplicate")
+
+
+def _takedowns_page(request: Request, source: Source) -> dict[str, Any]:
+    """Return what was taken down and why. The samples themselves are not shown."""
+    rows = [
+        (where(source.dataset.name_of(shard), index), takedown.reason)
+        for takedown in source.dataset.takedowns
+        for shard, index in takedown.refs.tolist()
+    ]
+    pager = Pager.of(request, PAGE_ROWS, len(rows))
+    return {"pager": pager, "takedowns": rows[pager.start : pager.stop]}
+
+
+def _tiles_page(
+    request: Request, source: Source, refs: Sequence[Sequence[int]], note: str
+) -> dict[str, Any]:
+    pager = Pager.of(request, PAGE_TILES, len(refs))
+    shown = [(source.first_shard + s, i) for s, i in refs[pager.start : pager.stop]]
+    tiles = tiles_of(request.app.state.content, shown, [note] * len(shown))
+    return {"pager": pager, "tiles": tiles}
+
+
+# -- duplicates ------------------------------------------------------------------------------------
+
+
+@lru_cache(4)
+def _found(dataset: Dataset, kind: str) -> Duplicates:
+    """Return the duplicates of one kind, from the sidecars.
+
+    Raises:
+        ConfigError: There are no sidecars, and all tars would have to be read.
+    """
+    read_columns(dataset, 0, ["key"])
+    kinds = [] if kind == "near" else [kind]
+    return find_duplicates(dataset, kinds=kinds, near=kind == "near", progress=False)
+
+
+def _duplicates_page(request: Request, source: Source) -> dict[str, Any]:
+    """Return pairs of samples that hold the same, side by side."""
+    content, of = request.app.state.content, request.query_params.get("of", "pair")
+    if of not in KINDS:
+        raise ConfigError(f"of {escaped(of)}: must be among {', '.join(KINDS)}")
+    found = _found(source.dataset, of)
+    pager = Pager.of(request, PAGE_TILES, found.num_pairs[of])
+    places = {info.name: number for number, info in enumerate(source.dataset.manifest.shards)}
+    refs, notes = [], []
+    for pair in islice(found.pairs([of]), pager.start, pager.stop):
+        distance = f", {pair.distance} of 256 bits differ" if of == "near" else ""
+        for name, field in ((pair.first, pair.first_field), (pair.again, pair.again_field)):
+            refs.append((source.first_shard + places[name.shard], name.index))
+            notes.append((field or "the whole sample" * (of == "pair")) + distance)
+    tiles = tiles_of(content, refs, notes)
+    pairs: list[tuple[Tile, Tile]] = list(zip(tiles[::2], tiles[1::2], strict=True))
+    return {"pager": pager, "pairs": pairs, "of": of}
+
+
+_DETAILS: dict[str, Callable[[Request, Source], dict[str, Any]]] = {
+    "rejects": _rejects_page,
+    "quarantine": _quarantine_page,
+    "bad": _bad_page,
+    "takedowns": _takedowns_page,
+    "dropped": _dropped_page,
+    "duplicates": _duplicates_page,
+}
