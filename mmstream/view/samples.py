@@ -125,13 +125,17 @@ def _value_text(value: object) -> str:
 def find(request: Request) -> Response:
     """Lead to the sample that a key, or a line of a log, names."""
     content, text = request.app.state.content, request.query_params.get("q", "").strip()
+    problems = []
     for source in content.sources.values():
         try:
             shard, index = source.dataset.ref_of_key(text)
-        except KeyError:
-            continue
-        return RedirectResponse(link("sample", source.first_shard + shard, index), 303)
-    return RedirectResponse(link("sample", *content.data.ref_of(text)), 303)
+            return RedirectResponse(link("sample", source.first_shard + shard, index), 303)
+        except KeyError as error:
+            problems.append(str(error.args[0]))
+    try:
+        return RedirectResponse(link("sample", *content.data.ref_of(text)), 303)
+    except ConfigError as error:
+        raise ConfigError("; ".join([*problems, str(error)])) from None
 
 
 # -- one sample ------------------------------------------------------------------------------------
@@ -234,8 +238,8 @@ def _as_trained(
         reasons = [bad.reason for bad in lineage.bad]
         if "model" not in shown:
             shown["model_problem"] = f"another sample takes its row: {'; '.join(reasons)}"
-    except (MMStreamError, OSError) as error:
-        shown["model_problem"] = str(error)
+    except Exception as error:  # the pipeline may hold any functions
+        shown["model_problem"] = f"{type(error).__name__}: {error}"
     return shown
 
 

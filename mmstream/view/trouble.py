@@ -9,15 +9,16 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mmstream.converting.duplicates import Duplicates, find_duplicates
-from mmstream.converting.report import Reject, all_rejects
+from mmstream.converting.report import REJECTS_NAME, Reject, all_rejects
 from mmstream.dataset.bad_list import listed_as_bad, read_duplicates
 from mmstream.dataset.columns import read_columns
 from mmstream.dataset.dataset import Dataset
-from mmstream.errors import ConfigError, MMStreamError, escaped, where
+from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
 from mmstream.view.content import Content, Source
 from mmstream.view.pages import Pager, show
 from mmstream.view.tiles import Tile, tiles_of
@@ -83,8 +84,13 @@ def _counts(content: Content, source: Source) -> dict[str, object]:
 def _rejects(dataset: Dataset) -> Iterator[Reject]:
     """Yield the rows that became no sample, of all folders of a dataset."""
     for folder in dataset.folders or (dataset,):
-        with suppress(FileNotFoundError):
+        try:
             yield from all_rejects(folder.store)
+        except FileNotFoundError:
+            continue
+        except msgspec.MsgspecError as error:
+            url = folder.store.url_of(REJECTS_NAME)
+            raise ManifestError(f"{url}: holds no rejects ({error})") from None
 
 
 def _rejects_page(request: Request, source: Source) -> dict[str, Any]:

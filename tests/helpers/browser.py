@@ -1,4 +1,4 @@
-"""A real browser for pages on disk: headless Chromium, where one is installed."""
+"""A real browser for pages: headless Chromium, where one is installed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Opened:
     """Lines of the browser's console: errors, and what a policy forbade."""
 
 
-def open_page(path: Path, profile: Path, width: int = 1200, query: str = "") -> Opened:
-    """Open a page; skips the test where there is no browser."""
+def open_page(page: Path | str, profile: Path, width: int = 1200, query: str = "") -> Opened:
+    """Open a page on disk, or an address; skips the test where there is no browser."""
     browser = next(filter(None, map(shutil.which, NAMES)), None)
     if browser is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
     command = [browser, *FLAGS, f"--window-size={width},900", f"--user-data-dir={profile}"]
-    command += ["--dump-dom", path.as_uri() + query]
+    command += ["--dump-dom", (page if isinstance(page, str) else page.as_uri()) + query]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
     messages = [line for line in done.stderr.splitlines() if re.search(r":CONSOLE\b", line)]
     return Opened(done.stdout, messages)

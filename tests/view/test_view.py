@@ -1,0 +1,411 @@
+"""``mmstream view``: what its pages show, whom they answer, and what hostile data can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+import mmstream as mm
+from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.removed import take_down
+from mmstream.errors import StorageError
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.view.app import application
+from mmstream.view.charts import Line, read_metrics, starts_of
+from mmstream.view.content import Content
+from tests.cli.test_show import EVIL, SVG, hostile
+from tests.helpers.browser import open_page
+from tests.helpers.corpora import captioned, jpeg, write_corpus
+from tests.helpers.media_files import audio_file, video_file
+
+TOKEN = "a-secret"
+PORT = 8765
+ADDRESS = f"http://127.0.0.1:{PORT}"
+
+
+def fields_of(number):
+    """Pictures of two languages, and one recording of each 8 samples."""
+    fields = captioned(number)
+    content = {"id": number, "lang": "zh" if number % 3 == 0 else "en", "a key": number % 2 == 0}
+    fields["json"] = json.dumps(content).encode()
+    if number % 8 == 7:
+        fields["wav"] = audio_file(seconds=1 + number / 8)
+    return fields
+
+
+def pipeline_of(data):
+    text = mm.TextDecoder(byte_tokenizer())
+    return mm.Pipeline(
+        data, global_batch_size=8, decode=mm.Decode(image=mm.ImageDecoder(size=32), text=text)
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = write_corpus(tmp_path_factory.mktemp("view"), [20, 12], fields_of, checksums=True)
+    from mmstream.converting.sidecar import write_sidecars
+
+    write_sidecars(mm.open_dataset(folder), progress=False)
+    return folder
+
+
+def client_of(url, *, pipeline=None, order=None, run=None, known=True, opened=None):
+    content = Content(url, opened or (lambda: mm.open_dataset(url)), pipeline, order, run)
+    client = TestClient(application(content, TOKEN, PORT), ADDRESS, follow_redirects=False)
+    if known:
+        client.cookies.set(f"mmstream-{PORT}", TOKEN)
+    return client
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    return client_of(folder, pipeline=pipeline_of)
+
+
+class Tags(HTMLParser):
+    """The names of the tags and attributes of a page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.names, self.attributes = set(), set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def text_of(client, address, status=200):
+    answer = client.get(address)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+# -- who may ask -----------------------------------------------------------------------------------
+
+
+def test_the_address_with_the_token_is_the_page_and_gives_a_cookie(folder):
+    client = client_of(folder, known=False)
+    assert client.get("/").status_code == 403
+    first = client.get(f"/?token={TOKEN}")
+    assert (first.status_code, first.headers["set-cookie"]) == (
+        200,
+        f"mmstream-{PORT}={TOKEN}; Path=/; HttpOnly; SameSite=Strict",
+    )
+    assert client.get("/order?step=0").status_code == 400  # it is known now, and there is no order
+    assert client.get("/?token=another").status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": f"evil.example:{PORT}"},
+        {"Host": "127.0.0.1:80"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+def test_other_hosts_and_origins_are_refused(client, headers):
+    assert client.get("/", headers=headers).status_code == 403
+    assert client.get("/", headers={"Origin": ADDRESS}).status_code == 200
+
+
+def test_every_answer_forbids_scripts_and_all_that_is_from_elsewhere(client):
+    for address in ("/", "/sample/0/0", "/file/0/0/jpg", "/nowhere", "/order?step=x"):
+        headers = client.get(address).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"].startswith("default-src 'none'; img-src 'self'")
+        assert "script-src" not in headers["content-security-policy"]
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def test_the_grid_shows_samples_columns_and_a_choice(client):
+    page = text_of(client, "/")
+    assert page.count('<article class="tile">') == 24
+    assert page.count("<audio") == 3
+    assert "1 to 24 of 32" in page
+    assert "25 to 32 of 32" in text_of(client, "/?start=24")
+    (zh,) = re.findall(r'href="([^"]*json.lang[^"]*zh[^"]*)"', page)
+    assert "of 11" in text_of(client, zh.replace("&amp;", "&"))
+    (quoted,) = re.findall(r'href="([^"]*a\+key[^"]*true[^"]*)"', page)
+    assert "of 16" in text_of(client, quoted.replace("&amp;", "&"))
+
+
+def test_a_wrong_condition_says_why_and_shows_all(client):
+    page = text_of(client, "/?where=widht+%3C+3")
+    assert "the nearest is width" in page
+    assert "of 32" in page
+    assert "no samples" in text_of(client, "/?where=width+%3C+3")
+
+
+def test_one_sample_says_where_it_lies_what_is_learned_and_when_it_is_shown(client, folder):
+    dataset = mm.open_dataset(folder)
+    order = pipeline_of(dataset).order
+    page = text_of(client, "/sample/1/4?ranks=2&epoch=1")
+    step, rank, row = map(
+        int, re.search(r"step (\d+)</a>, rank (\d) of 2, row (\d)", page).groups()
+    )
+    shards, indexes, _ = order.refs(1, step)
+    assert (shards[row], indexes[row], row // 4) == (1, 4, rank)
+    assert '<span class="learned">' in page
+    assert "uint8 [3, 32, 32]" in page
+    checksum = dataset.shards.indexes.columns(1).checksums[4]
+    assert f"{int(checksum):08x}" in page
+    assert client.get("/find?q=000024").headers["location"] == "/sample/1/4"
+    assert "names no sample" in text_of(client, "/find?q=nothing", 400)
+
+
+def test_files_are_served_as_what_they_are_and_never_run(client, tmp_path):
+    picture = client.get("/file/0/0/jpg")
+    assert (picture.headers["content-type"], picture.content) == ("image/jpeg", jpeg(0))
+    sound = audio_file(seconds=1 + 7 / 8)
+    part = client.get("/file/0/7/wav", headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, sound[10:20])
+    assert part.headers["content-range"] == f"bytes 10-19/{len(sound)}"
+    beyond = client.get("/file/0/7/wav", headers={"Range": f"bytes={len(sound)}-"})
+    assert beyond.status_code == 416
+    evil = client_of(write_corpus(tmp_path, [4], hostile))
+    assert evil.get("/file/0/0/svg").headers["content-type"] == "text/plain; charset=utf-8"
+    assert evil.get("/file/0/0/svg").content == SVG
+    html = evil.get("/file/0/0/html").headers
+    assert html["content-disposition"] == "attachment"  # it holds a zero byte
+    assert evil.get("/file/0/0/__url__").status_code == 400
+    assert evil.get("/file/0/9/jpg").status_code == 400
+
+
+def test_a_selection_is_written_after_a_question_with_the_token(folder):
+    client = client_of(folder)
+    question = text_of(client, "/select?where=json.lang+%3D+%27zh%27")
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', question))
+    assert fields["token"] == TOKEN
+    form = {"where": "json.lang = 'zh'", "name": "chinese", "token": TOKEN}
+    assert client.post("/select", data={**form, "token": "x"}).status_code == 403
+    assert "Written to" in client.post("/select", data=form).text
+    assert len(mm.open_dataset(folder).select("chinese")) == 11
+    other = {**form, "where": "json.lang = 'en'"}
+    assert "is taken by" in client.post("/select", data=other).text
+    assert "cannot stand" in client.post("/select", data={**form, "name": "../x"}).text
+    assert "of 11" in text_of(client, "/?select=chinese")
+
+
+# -- order, trouble, statistics, run ---------------------------------------------------------------
+
+
+def test_the_order_page_holds_the_rows_of_each_rank(client, folder):
+    page = text_of(client, "/order?step=1&ranks=4")
+    shards, indexes, _ = pipeline_of(mm.open_dataset(folder)).order.refs(0, 1)
+    wanted = [f"/sample/{s}/{i}" for s, i in zip(shards.tolist(), indexes.tolist())]
+    links = re.findall(r'href="(/sample/\d+/\d+)">', page)
+    assert links == wanted
+    assert page.count("<h2>") == 4
+    assert text_of(client, "/order?step=1&ranks=4&rank=3").count("<h2>") == 1
+    for wrong in ("step=99", "ranks=9", "rank=1", "epoch=-1"):
+        text_of(client, f"/order?{wrong}", 400)
+
+
+def test_trouble_is_counted_and_shown(tmp_path):
+    url = write_corpus(tmp_path / "data", [8, 4], lambda n: captioned(n % 10), checksums=True)
+    from mmstream.converting.sidecar import write_sidecars
+
+    dataset = mm.open_dataset(url)
+    write_sidecars(dataset, progress=False)
+    write_bad(dataset, [(0, 3)])
+    take_down(dataset, [(1, 0)], f"request 17 {EVIL}")
+    reject = {"file": "rows.jsonl", "row": 17, "reason": f"image: truncated {EVIL[:-1]}"}
+    Path(url, "rejects.jsonl").write_text(json.dumps(reject) + "\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    record = {"epoch": 0, "step": 2, "row": 1, "shard": "shard-000001.tar", "index": 1}
+    lines = [{**record, "reason": "no picture"}, {**record, "shard": "gone.tar"}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "quarantine-rank0.jsonl").write_text(text + '{"cut')
+    client = client_of(url, run=run)
+    counts = re.findall(r'<td class="count">(\d+)</td>', text_of(client, "/trouble"))
+    assert counts == ["1", "2", "1", "1", "0"]
+    assert "image: truncated" in text_of(client, "/trouble?kind=rejects&row=17")
+    assert "no rejects" in text_of(client, "/trouble?kind=rejects&row=1")
+    quarantine = text_of(client, "/trouble?kind=quarantine")
+    assert "no picture (epoch 0, step 2, row 1)" in quarantine
+    assert "gone.tar" in quarantine
+    assert "/sample/0/3" in text_of(client, "/trouble?kind=bad")
+    assert "request 17" in text_of(client, "/trouble?kind=takedowns")
+    pairs = text_of(client, "/trouble?kind=duplicates&of=pair")
+    links = re.findall(r'href="(/sample/\d+/\d+)">', pairs)
+    assert links == ["/sample/0/0", "/sample/1/2", "/sample/0/1", "/sample/1/3"]
+    assert "was taken down" in text_of(client, "/sample/1/0")
+
+
+def test_statistics_are_drawn(client):
+    page = text_of(client, "/statistics?where=json.lang+%3D+%27zh%27")
+    assert "11 of 11 samples measured" in page
+    assert page.count("<svg") >= 3
+
+
+def test_a_run_shows_its_curves_waits_and_resumes(folder, tmp_path):
+    before = {"epoch": 0, "loss": 2.5, "wait_fraction": 0.1, "num_cut_texts": 3, "world_size": 2}
+    after = {**before, "num_cut_texts": 0, "wait_fraction": 0.9, "world_size": 1, "loss": None}
+    lines = [{**before, "num_steps": 1, "lineage": [{"order": {"seed": 0}, "planned": [[0, 1]]}]}]
+    lines += [{**before, "num_steps": 2, "step": 1}]
+    lines += [{**after, "num_steps": 3, "step": 2, "lineage": [{"order": {"seed": 1}}]}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    path = tmp_path / "metrics-rank0.jsonl"
+    path.write_text(text + '{"num_st')
+    first, second = starts_of(read_metrics(path))
+    assert (first.line.num_steps, second.line.num_steps) == (1, 3)
+    assert second.changes == ["ranks: 2 before, 1 now", "seed: 0 before, 1 now"]
+    page = text_of(client_of(folder, run=tmp_path), "/run")
+    assert "90.0%" in page
+    assert "seed: 0 before, 1 now" in page
+    assert len(starts_of([Line(1, num_bad=2), Line(2, num_bad=2), Line(3)])) == 2
+
+
+# -- what is missing, broken or hostile ------------------------------------------------------------
+
+
+def test_without_sidecars_run_and_order_the_pages_say_so(corpus):
+    client = client_of(corpus)
+    page = text_of(client, "/")
+    assert "No counts of columns" in page
+    assert "mmstream index" in page
+    assert page.count('<article class="tile">') == 24
+    assert "mmstream index" in text_of(client, "/?where=width+%3C+3")
+    sample = text_of(client, "/sample/0/0")
+    assert "the order is not known" in sample
+    assert "no such sidecar" in sample
+    assert "--run FOLDER" in text_of(client, "/run", 400)
+    assert "--pipeline" in text_of(client, "/order", 400)
+    assert "mmstream index" in text_of(client, "/trouble?kind=duplicates", 400)
+
+
+def test_a_store_that_is_away_is_named_and_comes_back(folder):
+    answers = [StorageError("s3://bucket: no answer"), mm.open_dataset(folder)]
+
+    def opened():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client = client_of("s3://bucket", opened=opened)
+    assert "no answer" in text_of(client, "/", 503)
+    assert "of 32" in text_of(client, "/")
+
+
+def test_a_broken_sample_is_a_card_that_says_why(tmp_path):
+    url = write_corpus(tmp_path, [3], captioned, checksums=True)
+    path = Path(url, "shard-000000.tar")
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1
+    path.write_bytes(data)
+    client = client_of(url, pipeline=pipeline_of)
+    page = text_of(client, "/")
+    assert page.count('<article class="tile">') == 3
+    assert 'class="problem"' in page
+    assert "checksum" in text_of(client, "/sample/0/0")
+
+
+def test_hostile_data_is_shown_as_text(tmp_path):
+    client = client_of(write_corpus(tmp_path, [4], hostile))
+    addresses = [
+        "/",
+        "/?where=" + EVIL[:80].replace("&", ""),
+        "/find?q=%3Cscript%3E",
+        "/statistics",
+    ]
+    for address in [*addresses, *(f"/sample/0/{index}" for index in range(4))]:
+        page = Tags(client.get(address).text)
+        assert page.names.isdisjoint({"script", "iframe", "object", "embed", "base", "style"})
+        assert [name for name in page.attributes if name.startswith("on") or name == "style"] == []
+
+
+@contextmanager
+def serving(folder):
+    """A real server in a thread; yields its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    content = Content(folder, lambda: mm.open_dataset(folder), pipeline_of)
+    server = uvicorn.Server(
+        uvicorn.Config(application(content, TOKEN, port), log_level="critical", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_pages_and_forbids_nothing_of_them(folder, tmp_path):
+    with serving(folder) as port:
+        for number, page in enumerate(("", "sample/0/7", "order", "trouble", "statistics")):
+            address = f"http://127.0.0.1:{port}/{page}?token={TOKEN}"
+            opened = open_page(address, tmp_path / str(number))
+            assert opened.messages == []
+            assert "<main" in opened.dom
+
+
+@pytest.mark.slow
+def test_a_browser_runs_nothing_of_hostile_data(tmp_path):
+    with serving(write_corpus(tmp_path / "data", [4], hostile)) as port:
+        for page in ("", *(f"sample/0/{index}" for index in range(4))):
+            address = f"http://127.0.0.1:{port}/{page}?token={TOKEN}"
+            opened = open_page(address, tmp_path / f"profile{page[-1:]}")
+            assert [line for line in opened.messages if "Refused" in line] == []
+            assert "<title>executed" not in opened.dom
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_prints_its_address_and_ends_at_sigterm(folder):
+    command = [sys.executable, "-m", "mmstream", "view", folder, "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+        with urllib.request.urlopen(address) as answer:
+            assert (answer.status, b"<article" in answer.read()) == (200, True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+
+
+def test_a_taken_port_and_a_missing_extra_are_one_line(mmstream, folder, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = mmstream("view", folder, "--no-browser", "--port", port)
+    assert (code, out, f"port {port}: " in err) == (2, "", True), err
+    assert err.count("\n") == 1, err
+    for name in [name for name in sys.modules if name.startswith("mmstream.view")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setitem(sys.modules, "starlette.requests", None)
+    code, out, err = mmstream("view", folder, "--no-browser")
+    assert (code, out) == (2, "")
+    assert "pip install 'mmstream[view]'" in err
+
+
+def test_video_has_a_player_and_frames(tmp_path):
+    url = write_corpus(tmp_path, [1], lambda _: {"mp4": video_file(), "txt": b"a clip"})
+    page = text_of(client_of(url), "/")
+    assert '<video controls preload="metadata" src="/file/0/0/mp4">' in page
+    assert page.count("data:image/") >= 2
+    assert np.frombuffer(client_of(url).get("/file/0/0/mp4").content, np.uint8).size > 1000
