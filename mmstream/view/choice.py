@@ -83,14 +83,14 @@ class Facets:
         Raises:
             ShardError, StorageError: Columns cannot be read.
         """
-        until = time.monotonic() + MAX_SECONDS
         with self._lock, ThreadPoolExecutor(NUM_THREADS) as pool:
             try:
                 self._begin()
             except ConfigError as error:
                 self.problem = str(error)
                 return
-            while self._shards and self.counts and time.monotonic() < until:
+            until = time.monotonic() + MAX_SECONDS
+            while self._shards and self.counts:
                 shards = self._shards[:NUM_THREADS]
                 results = list(pool.map(self._counts_of, shards))
                 del self._shards[: len(shards)]
@@ -98,6 +98,8 @@ class Facets:
                     self.num_counted += int(self.dataset.shown_counts[shard])
                     for name in list(self.counts):
                         self._add(name, counts.get(name))
+                if time.monotonic() > until:
+                    break
 
     def _begin(self) -> None:
         """Find which columns there are, once."""

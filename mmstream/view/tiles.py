@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from mmstream.dataset.source import load_indexes
 from mmstream.display.contents import images_of, key_text, recordings_of, text_of
-from mmstream.display.html import element
 from mmstream.display.media import recording_tile, thumbnail
 from mmstream.errors import MMStreamError, where
 from mmstream.media.types import AUDIO_EXTENSIONS, BY_EXTENSION
@@ -86,7 +85,8 @@ def player(ref: SampleRef, name: str) -> Markup:
     if played_as(name) is None:
         return Markup()
     kind = "audio" if extension in AUDIO_EXTENSIONS else "video"
-    return element(kind, link("file", *ref, name))
+    tag = '<{} controls preload="none" aria-label="{}" src="{}"></{}>'
+    return Markup(tag).format(kind, name, link("file", *ref, name), kind)
 
 
 def played_as(name: str) -> str | None:

@@ -406,6 +406,6 @@ def test_a_taken_port_and_a_missing_extra_are_one_line(mmstream, folder, monkeyp
 def test_video_has_a_player_and_frames(tmp_path):
     url = write_corpus(tmp_path, [1], lambda _: {"mp4": video_file(), "txt": b"a clip"})
     page = text_of(client_of(url), "/")
-    assert '<video controls preload="metadata" src="/file/0/0/mp4">' in page
+    assert 'src="/file/0/0/mp4"></video>' in page
     assert page.count("data:image/") >= 2
     assert np.frombuffer(client_of(url).get("/file/0/0/mp4").content, np.uint8).size > 1000
