@@ -64,8 +64,8 @@ def view(
         ) from None
 
     def run_order(data: Any) -> Any:
+        from mmstream.cli.replay import read_state
         from mmstream.state import order_of_state
-        from mmstream.train.saved_state import read_state
 
         state = read_state(str(run))
         return order_of_state(state, data, plan_beside(data, state))[0]

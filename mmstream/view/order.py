@@ -13,6 +13,7 @@ from starlette.responses import Response
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder, BucketOrder
 from mmstream.ranks import World, rows_of_rank
+from mmstream.reading.step import Job
 from mmstream.types import IntArray, SampleRef
 from mmstream.view.content import Content
 from mmstream.view.pages import number_of, show
@@ -37,6 +38,8 @@ class Place(NamedTuple):
     rank: int
     row: int
     """Row of the global batch."""
+    job: Job
+    """What makes this row alone."""
 
 
 class RankRows(NamedTuple):
@@ -81,12 +84,16 @@ def places_of(content: Content, ref: SampleRef, epoch: int, ranks: int) -> list[
     for position in positions.tolist():
         step = int(np.searchsorted(ends, position, side="right"))
         start = int(ends[step - 1]) if step else 0
-        rows = rows_of(order, epoch, step, 0, 1)
-        counts = order.document_counts(epoch, step, rows)
-        row = rows[0] + int(np.repeat(np.arange(len(counts)), counts)[position - start])
+        num_rows = rows_of(order, epoch, step, 0, 1)[1]
+        counts = order.document_counts(epoch, step, (0, num_rows))
+        at = int(np.repeat(np.arange(num_rows), counts)[position - start])
         bounds = (rows_of(order, epoch, step, rank, ranks) for rank in range(ranks))
-        rank = next(rank for rank, (first, stop) in enumerate(bounds) if first <= row < stop)
-        places.append(Place(step, rank, row))
+        rank = next(rank for rank, (first, stop) in enumerate(bounds) if first <= at < stop)
+        # A step of few rows, such as of a bucket: a job has their share of G.
+        size = order.global_batch_size
+        job = Job(epoch, step, -(-at * size // num_rows), (at + 1) * size // num_rows)
+        row = int(order.order_rows(epoch, step, (at, at + 1))[0])
+        places.append(Place(step, rank, row, job))
     return places
 
 

@@ -24,6 +24,7 @@ from mmstream.display.media import MAX_FILE_BYTES
 from mmstream.display.samples import sample_part
 from mmstream.display.text import size_text
 from mmstream.errors import ConfigError, MMStreamError, SampleError, where
+from mmstream.reading.step import Job
 from mmstream.types import Sample, SampleRef
 from mmstream.view.choice import Choice
 from mmstream.view.content import Content
@@ -87,7 +88,6 @@ def grid(request: Request) -> Response:
         "grid.html",
         choice=choice,
         sources=list(content.sources),
-        num_all=len(source.dataset),
         pager=pager,
         tiles=tiles,
         facets=[(name, _values(choice, name, counts)) for name, counts in facets.counts.items()],
@@ -171,7 +171,7 @@ def one(request: Request) -> Response:
         places = values["places"] = places_of(content, ref, epoch, ranks)
         values["searched_whole"] = is_searched_whole(content, epoch)
         if places and content.pipeline is not None:
-            values |= _as_trained(content, ref, epoch, places[0].step, places[0].row)
+            values |= _as_trained(content, ref, places[0].job)
     except (MMStreamError, OSError) as error:
         values["order_problem"] = str(error)
     name = where(content.data.name_of(ref[0]), ref[1])
@@ -214,14 +214,11 @@ def _row(dataset: Any, shard: int, index: int) -> list[tuple[str, object]]:
     ]
 
 
-def _as_trained(
-    content: Content, ref: SampleRef, epoch: int, step: int, row: int
-) -> dict[str, object]:
+def _as_trained(content: Content, ref: SampleRef, job: Job) -> dict[str, object]:
     """Return a sample as its decoders make it, and as a step of the pipeline gets it."""
     from mmstream.batching.collate import plain_tensors
     from mmstream.decoding.sample import decode_sample
     from mmstream.pipeline import PipelineRunner
-    from mmstream.reading.step import Job
 
     pipeline = content.pipeline
     tokenizer = getattr(getattr(pipeline.decode, "text", None), "tokenizer", None)
@@ -231,7 +228,7 @@ def _as_trained(
             decoded = decode_sample(content.read(*ref), pipeline.decode)
             shown["decoded"] = sample_part(decoded, tokenizer=tokenizer)
             with closing(PipelineRunner(pipeline)) as runner:
-                lineage, samples = runner.decoded(Job(epoch, step, row, row + 1))
+                lineage, samples = runner.decoded(job)
                 chosen = [shown_ref == ref for shown_ref in lineage.shown]
                 for sample in compress(samples, chosen):
                     shown["model"] = sample_part(sample, tokenizer=tokenizer)
@@ -322,5 +319,6 @@ def _write(request: Request, values: Mapping[str, str]) -> Response:
         )
     except (MMStreamError, OSError) as error:
         return _answer(request, choice, name, str(error))
+    request.app.state.choices.of.cache_clear()  # the name may have led nowhere before
     url = choice.dataset.index_store.url_of(f"mmstream.select.{record.digest}")
     return _answer(request, choice, name, written=url)

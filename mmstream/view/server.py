@@ -8,6 +8,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -15,11 +16,8 @@ from mmstream.errors import ConfigError
 from mmstream.view.app import application
 from mmstream.view.content import Content
 
-GRACE_S = 1
-"""What requests under way get when the server ends."""
-
-MAX_END_S = 3.0
-"""After that the process ends, also where a thread still computes a page."""
+MAX_END_S = 2.0
+"""So long after a signal the process ends, also where a thread still computes a page."""
 
 
 class _Server(uvicorn.Server):
@@ -33,6 +31,13 @@ class _Server(uvicorn.Server):
         """Begin to answer."""
         await super().startup(sockets)
         self._on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End because of a signal, as soon as the requests under way are answered."""
+        timer = threading.Timer(MAX_END_S, os._exit, [128 + sig])
+        timer.daemon = True
+        timer.start()
+        super().handle_exit(sig, frame)
 
 
 def serve(content: Content, port: int, *, opens: bool, say: Callable[[str], object]) -> None:
@@ -68,11 +73,5 @@ def serve(content: Content, port: int, *, opens: bool, say: Callable[[str], obje
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_S,
     )
-    try:
-        _Server(config, started).run(sockets=[listener])
-    finally:
-        timer = threading.Timer(MAX_END_S, os._exit, [0])
-        timer.daemon = True
-        timer.start()
+    _Server(config, started).run(sockets=[listener])

@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.request
 from contextlib import contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -218,6 +219,16 @@ def test_the_order_page_holds_the_rows_of_each_rank(client, folder):
     assert text_of(client, "/order?step=1&ranks=4&rank=3").count("<h2>") == 1
     for wrong in ("step=99", "ranks=9", "rank=1", "epoch=-1"):
         text_of(client, f"/order?{wrong}", 400)
+
+
+def test_the_step_of_a_sample_is_found_where_steps_differ_in_rows(folder):
+    def buckets(data):
+        edges = mm.Buckets("num_text_bytes", edges=[15, 25, 60], rows={15: 4, 25: 8, 60: 4})
+        return replace(pipeline_of(data), batching=edges)
+
+    page = text_of(client_of(folder, pipeline=buckets), "/sample/0/5?ranks=2")
+    assert "As the model gets it, at this step" in page
+    assert "another sample takes its row" not in page
 
 
 def test_trouble_is_counted_and_shown(tmp_path):
