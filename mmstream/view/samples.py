@@ -90,7 +90,11 @@ def grid(request: Request) -> Response:
         sources=list(content.sources),
         pager=pager,
         tiles=tiles,
-        facets=[(name, _values(choice, name, counts)) for name, counts in facets.counts.items()],
+        facets=[
+            (name, _values(choice, name, counts))
+            for name, counts in facets.counts.items()
+            if counts.total() >= 2 * len(counts)  # ids of few samples tell nothing
+        ],
         num_counted=facets.num_counted,
         facets_problem=facets_problem or facets.problem,
         columns=columns,
