@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 )
 @click.option(
     "--run",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="The --out folder of `mmstream train`: its metrics, its quarantine files and its order.",
 )
@@ -53,6 +53,8 @@ def view(
     """
     from mmstream.dataset.mixture import open_data
 
+    if run is not None and not run.is_dir():
+        raise click.UsageError(f"--run {run}: no such folder")
     try:
         from mmstream.view.content import Content
         from mmstream.view.server import serve
