@@ -281,4 +281,4 @@ def test_a_real_browser_shows_pictures_and_plays_recordings(tmp_path):
     )
     path.write_text(text.replace("</head>", f"<script>{script}</script></head>"), "utf-8")
     opened = open_page(path, tmp_path / "profile")
-    assert json.loads(re.search(r"<title>(.*?)</title>", opened.dom)[1]) == [[200, 480], 2, True]
+    assert json.loads(re.search(r"<title>(.*?)</title>", opened.dom)[1]) == [[200], 2, True]
