@@ -36,7 +36,7 @@ def test_batches_come_from_behind_a_faulty_link(
 ) -> None:
     monkeypatch.setattr(bench.storage, "NUM_SHARDS", 16)
     monkeypatch.setattr(bench.storage, "SHARD_SAMPLES", 40)
-    bench.main(["storage", "--scenario", "faults", "--seconds", "3", "--rounds", "1"])
+    bench.main(["storage", "--scenario", "faults", "--seconds", "10", "--rounds", "1"])
     assert "| faults | " in capsys.readouterr().out
 
 
