@@ -31,7 +31,7 @@ from mmstream.errors import (
     SkipSample,
     escaped,
 )
-from mmstream.tar.header import BLOCK, Member, plain_file, read_member
+from mmstream.tar.header import BLOCK, Member, padded, plain_file, read_member
 
 IMAGE_COMPANIONS = frozenset({"image_row", "image_size", "image_tiles"})
 """Fields that say in a batch what belongs to which image. Only mmstream makes them."""
@@ -397,6 +397,19 @@ def file_of(member: Member) -> tuple[str, int, int] | None:
 
 def _files(view: memoryview) -> Iterator[tuple[str, int, int]]:
     """Yield (name, data_offset, size) of the files in a range; errors as `iter_members`."""
-    for member in iter_members(lambda start, stop: view[start:stop], len(view)):
+    offset, end = 0, len(view)
+    while offset < end or not end:  # an empty range is an error of `iter_members`
+        plain = plain_file(view, offset)
+        if plain is not None:
+            name, size = plain
+            next_offset = offset + BLOCK + padded(size)
+            if next_offset <= end:
+                yield name, offset + BLOCK, size
+                offset = next_offset
+                continue
+        member = next(iter_members(lambda start, stop: view[start:stop], end, offset), None)
+        if member is None:
+            return
         if (file := file_of(member)) is not None:
             yield file
+        offset = member.end
