@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 
 import psutil
@@ -57,19 +57,8 @@ def dies_at(moment, call):
 
 
 def moments_of_death(dies: Callable[[int], bool]) -> Iterator[int]:
-    """Call at every third moment from 0 on, and at the last ones; yield those at which it dies.
-
-    Objects have two moments each, so both kinds are among them.
-    """
-    last = 0
-    for moment in count(0, 3):
-        if not dies(moment):
-            break
-        yield moment
-        last = moment
-    for moment in (last + 1, last + 2):
-        if dies(moment):
-            yield moment
+    """Call at each moment from 0 on; yield those at which it dies, and stop at the first other."""
+    return takewhile(dies, count())
 
 
 def die_at(moment):

@@ -73,7 +73,7 @@ def test_a_run_goes_on_by_itself_on_the_node_that_is_left(cluster: Any, tmp_path
         )
         assert len(metrics(out, 1)) > CHECKPOINT_STEP, log.read_text()
         cluster.remove_node(node, allow_graceful=False)
-        assert driver.wait(timeout=500) == 0, log.read_text()
+        assert driver.wait(timeout=1200) == 0, log.read_text()
     finally:
         driver.kill()
     lines = require_exact(shards, out, NUM_STEPS)
