@@ -97,7 +97,7 @@ def raw(data: Path, _own: Path, seconds: float, is_remote: bool) -> Figures:
     """Read samples without decoding any."""
     if not is_remote:
         return speed(pipeline_of(data / "photos"), seconds)
-    return speed(pipeline_of(f"{os.environ['BENCH_URL']}/photos"), seconds, num_workers=2)
+    return speed(pipeline_of(f"{os.environ['BENCH_URL']}/photos"), seconds)
 
 
 def first_batch(data: Path, _own: Path, _seconds: float) -> Figures:
