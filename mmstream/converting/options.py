@@ -320,7 +320,7 @@ class DownloadOptions:
         num_connections: Downloads that run at the same time, over all worker processes of this
             machine. Each worker has one at least.
         num_connections_per_host: The same, to one host. A host that asks for patience (429, 503)
-            gets none for a while.
+            gets fewer for a while.
         timeout_s: Seconds for one try. A try gets a further second for every 128 KiB that arrived,
             so that a large file may take longer.
         idle_timeout_s: Seconds without a byte, after which a try has failed.

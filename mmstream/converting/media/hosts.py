@@ -11,8 +11,8 @@ Names: a corpus of the web names a million hosts, many of which are gone. Resolv
 that: 70 % of a run of img2dataset failed for it. So names are looked up a few at a time, never
 twice at the same time, and a name that does not exist is remembered too.
 
-Slots: a host that asks for patience gets no request for a while. Nor does one that has not answered
-for half a minute. URLs that hang at a healthy host are tried again when its others are done, at the
+Slots: a host that asks for patience gets fewer requests at the same time, and none for as long as
+it says. Nor does one get any that has not answered for half a minute. URLs that hang at a healthy host are tried again when its others are done, at the
 end of a shard. So only first tries tell that a host is dead. Otherwise the good URLs of the next
 shard would be lost.
 
@@ -274,9 +274,6 @@ MIN_SILENCE_S = 30.0
 REST_S = 120.0
 """How long a dead host is left alone."""
 
-PATIENCE_S = 1.0
-"""How long a host is left alone that gets too many requests and does not say how long to wait."""
-
 
 @dataclass(eq=False)
 class TryFailedError(Exception):
@@ -315,8 +312,11 @@ class Host:
 
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_requests = 0
+        self._max_requests = max_requests
         self._clock = clock
         self._slots = asyncio.Semaphore(max_requests)
+        self._num_slots = max_requests
+        self._limit = float(max_requests)
         self._resume_at = 0.0
         self._num_failures = 0
         self._silent_since = 0.0
@@ -334,24 +334,32 @@ class Host:
             DeadHostError: The host gets no request for some time.
         """
         self._require_alive(is_retry)
-        async with self._slots:
+        await self._slots.acquire()
+        try:
             while (wait_s := self._resume_at - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
             self._require_alive(is_retry)
             self.num_requests += 1
             yield
+        finally:
+            self._num_slots -= 1
+            while self._num_slots < int(self._limit):
+                self._num_slots += 1
+                self._slots.release()
 
     def answered(self) -> None:
         """Note that the host answered, with any status."""
         self._num_failures = 0
         self._dead_until = 0.0
+        self._limit = min(self._max_requests, self._limit + 1 / self._limit)
 
     def failed(self, failure: TryFailedError, *, is_retry: bool = False) -> None:
         """Note that a try failed."""
         now = self._clock()
-        if failure.is_throttled or failure.wait_s is not None:
-            wait_s = PATIENCE_S if failure.wait_s is None else failure.wait_s
-            self._resume_at = max(self._resume_at, now + min(wait_s, MAX_WAIT_S))
+        if failure.is_throttled and self._resume_at <= now:  # once for all requests that ran
+            self._limit = max(1.0, self._limit / 2)
+        if failure.wait_s is not None:
+            self._resume_at = max(self._resume_at, now + min(failure.wait_s, MAX_WAIT_S))
         if failure.is_answered or is_retry:
             return
         if not self._num_failures:
@@ -410,7 +418,7 @@ class DnsCache:
             TryFailedError: No DNS server answered. That is not remembered.
         """
         started, lookup = self._lookups.pop(host, (-math.inf, None))
-        if lookup is None or self._clock() - started > TTL_S:
+        if lookup is None or (lookup.done() and self._clock() - started > TTL_S):
             started, lookup = self._clock(), asyncio.ensure_future(self._lookup(host))
         self._lookups[host] = started, lookup
         if len(self._lookups) > MAX_NAMES:
@@ -467,6 +475,9 @@ def look_up(host: str) -> list[str]:
 FRESH_S = 1.0
 """An older answer shows nothing about the network as it is now."""
 
+NUM_WITNESSES = 3
+"""Hosts that answered last. One alone may be the very host that is gone."""
+
 
 class Outage:
     """Judges downloads that got no answer. Lives in one event loop.
@@ -490,7 +501,7 @@ class Outage:
         self._probe = probe
         self._max_unanswered = max_unanswered
         self._clock = clock
-        self._witness: str | None = None
+        self._witnesses: list[str] = []
         self._answered_at = float("-inf")
         self._num_unanswered = 0
         self._unanswered_hosts: set[str] = set()
@@ -501,7 +512,8 @@ class Outage:
         self._answered_at = self._clock()
         self._num_unanswered = 0
         self._unanswered_hosts.clear()
-        self._witness = host
+        others = [witness for witness in self._witnesses if witness != host]
+        self._witnesses = [host, *others][:NUM_WITNESSES]
 
     async def require_network(self, host: str, reason: str, since: float = 0.0) -> None:
         """Return if it is the host's fault that a download got no answer.
@@ -519,19 +531,20 @@ class Outage:
         self._num_unanswered += 1
         self._unanswered_hosts.add(host)
         num, what = self._num_unanswered, "downloads"
-        if self._witness is not None:
+        if self._witnesses:
             num, what = len(self._unanswered_hosts), "hosts"
         if num >= self._max_unanswered:
             raise self._error(f"the last {num} {what}", host)
-        if self._witness is None:
+        if not self._witnesses:
             return
         async with self._probing:  # one probe serves all downloads that failed meanwhile
             if self._answered_at >= max(since, self._clock() - FRESH_S):
                 return
-            if await self._probe(self._witness):
-                self._answered_at = self._clock()
-                return
-        raise self._error(f"{host} and {self._witness}, which answered before", host, reason)
+            for witness in self._witnesses:
+                if await self._probe(witness):
+                    self._answered_at = self._clock()
+                    return
+        raise self._error(f"{host} and the hosts that answered before", host, reason)
 
     def _error(self, hosts: str, host: str, reason: str = "") -> StorageError:
         example = f" ({reason})" if reason else f" (the last one: {host})"

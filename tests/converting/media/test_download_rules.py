@@ -196,6 +196,27 @@ async def test_a_host_that_asks_for_patience_gets_it() -> None:
 
 
 @in_virtual_time
+async def test_a_host_that_refuses_more_requests_than_it_can_serve_gets_fewer() -> None:
+    host, num_running, num_refused, num_done = new_host(16), 0, 0, 0
+
+    async def request() -> None:
+        nonlocal num_running, num_refused, num_done
+        async with host.slot():
+            num_running += 1
+            is_refused = num_running > 4
+            num_refused += is_refused
+            await asyncio.sleep(0.001 if is_refused else 0.1)
+            num_running -= 1
+            num_done += not is_refused
+            host.answered()
+            if is_refused:
+                host.failed(TryFailedError("http 429", is_answered=True, is_throttled=True))
+
+    await asyncio.gather(*(request() for _ in range(300)))
+    assert num_refused < 75 < num_done
+
+
+@in_virtual_time
 async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
     host = new_host()
     for _ in range(20):
@@ -263,10 +284,11 @@ class Network:
 
     def __init__(self) -> None:
         self.probed: list[str] = []
+        self.gone: set[str] = set()
 
     async def probe(self, host: str) -> bool:
         self.probed.append(host)
-        return True
+        return host not in self.gone
 
     def outage(self, max_unanswered: int = 10) -> Outage:
         clock = asyncio.get_running_loop().time
@@ -298,6 +320,22 @@ async def test_many_hosts_in_a_row_without_an_answer_are_an_outage() -> None:
         await outage.require_network(f"{number}:80", "timed out")
     with pytest.raises(mm.errors.StorageError, match="the last 10 hosts"):
         await outage.require_network("another:80", "timed out")
+
+
+@in_virtual_time
+async def test_a_host_that_answered_last_and_is_gone_is_no_outage_while_another_answers() -> None:
+    network, clock = Network(), asyncio.get_running_loop().time
+    network.gone.add("a:80")
+    outage = network.outage()
+    outage.answered("b:80")
+    outage.answered("a:80")
+    await asyncio.sleep(60)
+    await outage.require_network("a:80", "timed out", clock())
+    assert network.probed == ["a:80", "b:80"]
+    network.gone.add("b:80")
+    await asyncio.sleep(60)
+    with pytest.raises(mm.errors.StorageError, match="the hosts that answered before"):
+        await outage.require_network("a:80", "timed out", clock())
 
 
 # -- compression ----------------------------------------------------------------------------------
