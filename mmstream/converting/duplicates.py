@@ -418,9 +418,9 @@ def read_corpus(
         num_media.append(contents.num_media)
         rows.append(contents.row_of_sample + start)
         start += is_usable.size
-    joined = {
-        kind: Entries(*map(np.concatenate, zip(*entries, strict=True)))
-        for kind, entries in found.items()
+    joined = {  # kind by kind: what is joined is not held twice
+        kind: Entries(*map(np.concatenate, zip(*found.pop(kind), strict=True)))
+        for kind in list(found)
     }
     return Corpus(dict(datasets), joined, np.concatenate(num_media), np.concatenate(rows))
 
@@ -438,11 +438,12 @@ def _entries_of(contents: ShardContents, kind: str) -> Entries:
     if kind == "near":
         images = contents.images
         return Entries(contents.perceptual, of_media.samples[images], of_media.positions[images])
-    hashes, has_hash = {
-        "text": (contents.texts, contents.has_text),
-        "id": (contents.ids, contents.has_id),
-        "pair": (contents.pairs(), contents.has_pair),
-    }[kind]
+    if kind == "pair":
+        hashes, has_hash = contents.pairs(), contents.has_pair
+    elif kind == "text":
+        hashes, has_hash = contents.texts, contents.has_text
+    else:
+        hashes, has_hash = contents.ids, contents.has_id
     samples = np.flatnonzero(has_hash)
     return Entries(hashes[samples], samples, np.zeros_like(samples))
 

@@ -189,6 +189,17 @@ def test_json_values_are_split_at_their_ends(tmp_path):
         assert [json.loads(v) for v in tables.iter_values(tmp_path / "rows.json")] == objects
 
 
+def test_a_number_of_thousands_of_digits_stops_no_array(tmp_path):
+    (tmp_path / "rows.json").write_text(f'[{{"a": NaN}}, {{"b": {"1" * 5000}}}]')
+    assert len(list(tables.iter_values(tmp_path / "rows.json"))) == 2
+
+
+def test_a_first_line_that_is_damaged_does_not_take_the_memory_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "iter_values", None)  # which reads the whole file
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"\n{"text": "b"}\n')
+    assert values(tmp_path / "rows.jsonl")[1:] == [{"text": "b"}]
+
+
 @pytest.mark.parametrize("end", ["x", '"a" "b"', "[2]"])
 def test_what_follows_an_array_is_refused(tmp_path, end):
     (tmp_path / "rows.json").write_text(f"[1, NaN]\n{end}")

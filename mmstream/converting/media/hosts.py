@@ -12,9 +12,9 @@ that: 70 % of a run of img2dataset failed for it. So names are looked up a few a
 twice at the same time, and a name that does not exist is remembered too.
 
 Slots: a host that asks for patience gets fewer requests at the same time, and none for as long as
-it says. Nor does one get any that has not answered for half a minute. URLs that hang at a healthy host are tried again when its others are done, at the
-end of a shard. So only first tries tell that a host is dead. Otherwise the good URLs of the next
-shard would be lost.
+it says. Nor does one get any that has not answered for half a minute. URLs that hang at a healthy
+host are tried again when its others are done, at the end of a shard. So only first tries tell that
+a host is dead. Otherwise the good URLs of the next shard would be lost.
 
 Outages: a row whose host is gone is a reject. But when the network is down, every row would become
 one. So a download without an answer is a reject only after a sign that the network is up: somebody

@@ -22,8 +22,8 @@ from mmstream.converting.rows.tables import (
     DELIMITERS,
     NotJSONError,
     delimiters_of,
+    first_value,
     is_transcripts,
-    iter_values,
     parse_coco,
 )
 from mmstream.errors import ConfigError, escaped
@@ -201,7 +201,7 @@ def _object_kind(path: Path, head: bytes) -> RowKind:
     if is_jsonl or line is None:
         return "jsonl"
     try:
-        first = next(iter_values(path), b"")
+        first = first_value(path)
     except NotJSONError:
         return "jsonl"
     return "json" if b"\n" in first else "jsonl"

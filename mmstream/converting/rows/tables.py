@@ -396,9 +396,20 @@ def iter_values(path: Path) -> Iterator[bytes]:
         yield from map(bytes, items)
 
 
+def first_value(path: Path) -> bytes:
+    """Return the first of the values, from the beginning of a file; empty if there is none.
+
+    Raises:
+        NotJSONError: It is damaged, or longer than a row may be.
+    """
+    with path.open("rb") as file:
+        head = file.read(MAX_ROW_BYTES).removeprefix(BOM)
+    return next(_values_of(head.decode("utf-8", "surrogateescape")), b"")
+
+
 def _values_of(text: str) -> Iterator[bytes]:
     """Yield the values of an array with a NaN or a fault, or of a stream, one after the other."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=float)  # an int of thousands of digits is no JSON there
     position = _behind_blanks(text, 0)
     is_array = text[position : position + 1] == "["
     mark = "," if is_array else ""

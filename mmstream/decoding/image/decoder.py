@@ -365,30 +365,10 @@ class ImageDecoder:
             DecodeError: The image exceeds a limit.
             ConfigError: ``rng`` is missing.
         """
-        limits = limits or self.start_limits()
-        if len(data) > self.max_bytes:
-            raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        if geometry is None:
-            self._check_rng(rng)
-        header = readable_header(data) if data[:2] == JPEG_START else None
-        if geometry is not None:
-            if header is not None:
-                _check_same_size(header.picture, geometry.picture)
-            picture, views = geometry.picture, [geometry.view]
-        elif header is not None:
-            picture = header.picture
-            limits.check_picture(*picture)
-            views = self.views(picture, rng, limits)
-        else:
-            return None
-        factor = 1
-        if self.scaled_decoding and self._filter != "nearest":
-            factor = shrink_factor(views, picture)
-        if header is None or self.mask:
-            return PicturePlan(picture, views, factor, None, views)
-        jpeg = plan_jpeg(data, header, factor, limits)
-        scaled = self._scaled(views, picture, jpeg.factor, limits)
-        return PicturePlan(picture, views, jpeg.factor, jpeg, scaled)
+        try:
+            return self._plan(data, rng, geometry, limits or self.start_limits())
+        except MemoryError as error:
+            raise out_of_memory(error) from None
 
     def decode_planned(
         self,
@@ -414,6 +394,37 @@ class ImageDecoder:
             return self._decode(data, plan, out, rng, limits or self.start_limits())
         except MemoryError as error:
             raise out_of_memory(error) from None
+
+    def _plan(
+        self,
+        data: bytes | memoryview,
+        rng: np.random.Generator | None,
+        geometry: Plan | None,
+        limits: Limits,
+    ) -> PicturePlan | None:
+        if len(data) > self.max_bytes:
+            raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
+        if geometry is None:
+            self._check_rng(rng)
+        header = readable_header(data) if data[:2] == JPEG_START else None
+        if geometry is not None:
+            if header is not None:
+                _check_same_size(header.picture, geometry.picture)
+            picture, views = geometry.picture, [geometry.view]
+        elif header is not None:
+            picture = header.picture
+            limits.check_picture(*picture)
+            views = self.views(picture, rng, limits)
+        else:
+            return None
+        factor = 1
+        if self.scaled_decoding and self._filter != "nearest":
+            factor = shrink_factor(views, picture)
+        if header is None or self.mask:
+            return PicturePlan(picture, views, factor, None, views)
+        jpeg = plan_jpeg(data, header, factor, limits)
+        scaled = self._scaled(views, picture, jpeg.factor, limits)
+        return PicturePlan(picture, views, jpeg.factor, jpeg, scaled)
 
     def _scaled(self, views: list[View], picture: Shape, factor: int, limits: Limits) -> list[View]:
         """Return the views of a picture that is decoded smaller, and check what they need."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmstream as mm
+from mmstream.decoding.image import decoder
 from mmstream.media import jpeg
 from tests.helpers.pictures import JPEG, PNG, damaged, encoded, read
 from tools.prove import fuzz_images
@@ -114,6 +115,14 @@ def test_a_picture_that_runs_out_of_memory_is_refused(
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", Mock(side_effect=error))
     with pytest.raises(mm.errors.DecodeError, match=r"^out of memory"):
         decode(JPEG)
+
+
+def test_a_picture_for_whose_plan_there_is_no_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoder, "plan_jpeg", Mock(side_effect=MemoryError()))
+    with pytest.raises(mm.errors.DecodeError, match=r"^out of memory"):
+        mm.ImageDecoder(size=8).plan_picture(JPEG)
 
 
 @pytest.mark.parametrize("data", [JPEG, PNG, read("hopper.gif"), read("hopper.webp")])
