@@ -68,7 +68,7 @@ def histograms(stats: Statistics) -> Iterator[tuple[str, list[tuple[str, int]]]]
             step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= width)
             edges = step * np.arange(math.floor(low / step), math.floor(high / step) + 2)
             counts = np.histogram(np.minimum(values, edges[-1]), edges)[0].tolist()
-            labels = [f"from {edge:,.6g}" for edge in edges.tolist()]
+            labels = [f"from {edge:,.10g}" for edge in edges.tolist()]
             yield name, list(zip(labels, counts, strict=False))
     if stats.classes:
         yield f"classes ({len(stats.classes):,})", list(stats.classes.items())[:NUM_BARS]
