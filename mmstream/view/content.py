@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import numbered_datasets, read_sample
-from mmstream.errors import ConfigError, escaped
+from mmstream.display.text import count_text
+from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.order import AnyOrder
+from mmstream.order.corpus import differing_keys
 from mmstream.types import Sample
 
 MAX_CACHED_SAMPLES = 2
@@ -72,15 +74,35 @@ class Content:
         Raises:
             ConfigError: There is neither.
         """
-        if self.pipeline is not None:
-            order: AnyOrder = self.pipeline.order
-            return order
+        if self.pipeline is None:
+            return self.run_order
+        order: AnyOrder = self.pipeline.order
+        return order
+
+    @cached_property
+    def run_order(self) -> AnyOrder:
+        """The order of the run's newest checkpoint.
+
+        Raises:
+            ConfigError: There is none.
+        """
         if self._open_order is None:
             raise ConfigError(
                 "the order is not known: start `mmstream view` with --pipeline module:object, or "
                 "with --run FOLDER of a run that has saved a checkpoint"
             )
         return self._open_order(self.data)
+
+    def unlike_run(self) -> str:
+        """Return how the run's order differs from that of the pipeline; "" where it does not."""
+        if self.pipeline is None or self._open_order is None:
+            return ""
+        try:
+            of_run = self.run_order.identity()
+        except (MMStreamError, OSError):
+            return ""  # a run without a checkpoint has no order to compare
+        names = ", ".join(differing_keys(of_run, self.order.identity()))
+        return names and f"this is not the order of the run, which differs in {names}"
 
     @cached_property
     def sources(self) -> dict[str, Source]:
@@ -111,7 +133,8 @@ class Content:
             ConfigError: There is none at this place.
         """
         if not 0 <= shard < self.data.num_shards:
-            raise ConfigError(f"shard {shard}: the data has {self.data.num_shards:,} shards")
+            num_shards = count_text(self.data.num_shards, "shard")
+            raise ConfigError(f"shard {shard}: the data has {num_shards}")
         dataset, own_shard = self.data.locate(shard)[1:]
         if not 0 <= index < dataset.counts[own_shard]:
             raise ConfigError(f"{self.data.name_of(shard)}[{index}]: no such sample")

@@ -118,7 +118,8 @@ def step_page(request: Request) -> Response:
     ranks = number_of(query, "ranks", default=1, least=1)
     _require_ranks(order, ranks)
     if step >= order.steps_per_epoch:
-        raise ConfigError(f"step {step:,}: an epoch has {order.steps_per_epoch:,} steps")
+        problem = f"step {step:,}: an epoch has {order.steps_per_epoch:,} steps"
+        raise ConfigError("; ".join(filter(None, [problem, content.unlike_run()])))
     wanted = range(ranks)
     if query.get("rank"):
         rank = number_of(query, "rank")
@@ -137,6 +138,7 @@ def step_page(request: Request) -> Response:
         ranks=ranks,
         rank=query.get("rank", ""),
         facts=facts,
+        unlike_run=content.unlike_run(),
         of_ranks=list(_of_ranks(content, epoch, step, ranks, wanted)),
     )
 

@@ -88,8 +88,10 @@ class Pager(NamedTuple):
         start = min(number_of(request.query_params, "start"), max(0, total - 1) // size * size)
         stop = min(start + size, total)
 
+        address = request.url.remove_query_params("token")
+
         def at(position: int) -> Markup:
-            return escape(str(request.url.include_query_params(start=position)))
+            return escape(str(address.include_query_params(start=position)))
 
         before = at(max(0, start - size)) if start else None
         return cls(start, stop, total, before, at(stop) if stop < total else None)

@@ -174,6 +174,7 @@ def one(request: Request) -> Response:
     try:
         places = values["places"] = places_of(content, ref, epoch, ranks)
         values["searched_whole"] = is_searched_whole(content, epoch)
+        values["unlike_run"] = content.unlike_run()
         if places and content.pipeline is not None:
             values |= _as_trained(content, ref, places[0].job)
     except (MMStreamError, OSError) as error:
@@ -292,9 +293,16 @@ def question(request: Request) -> Response:
 def _answer(
     request: Request, choice: Choice, name: str = "", problem: str = "", written: str = ""
 ) -> Response:
-    token = request.app.state.token
-    values = {"choice": choice, "name": name, "written": written, "token": token}
-    return show(request, "question.html", problem=problem or choice.problem, **values)
+    return show(
+        request,
+        "question.html",
+        choice=choice,
+        name=name,
+        quoted_name=shlex.quote(name),
+        problem=problem or choice.problem,
+        written=written,
+        token=request.app.state.token,
+    )
 
 
 async def write(request: Request) -> Response:

@@ -200,6 +200,8 @@ def test_a_selection_is_written_after_a_question_with_the_token(folder):
     assert client.post("/select", data={**form, "token": "x"}).status_code == 403
     assert "Written to" in client.post("/select", data=form).text
     assert len(mm.open_dataset(folder).select("chinese")) == 11
+    two_words = client.post("/select", data={**form, "name": "in chinese"}).text
+    assert "--select &#39;in chinese&#39;" in two_words
     other = {**form, "where": "json.lang = 'en'"}
     assert "is taken by" in client.post("/select", data=other).text
     assert "cannot stand" in client.post("/select", data={**form, "name": "../x"}).text
@@ -219,6 +221,19 @@ def test_the_order_page_holds_the_rows_of_each_rank(client, folder):
     assert text_of(client, "/order?step=1&ranks=4&rank=3").count("<h2>") == 1
     for wrong in ("step=99", "ranks=9", "rank=1", "epoch=-1"):
         text_of(client, f"/order?{wrong}", 400)
+
+
+def test_an_order_that_is_not_that_of_the_run_is_named(folder, tmp_path):
+    def run_order(data):
+        return replace(pipeline_of(data), global_batch_size=4).order
+
+    other = client_of(folder, pipeline=pipeline_of, order=run_order, run=tmp_path)
+    for address, status in (("/order", 200), ("/order?step=7", 400), ("/sample/0/0", 200)):
+        note = "this is not the order of the run, which differs in global_batch_size"
+        assert note in text_of(other, address, status)
+    same = client_of(folder, pipeline=pipeline_of, order=lambda d: pipeline_of(d).order)
+    assert "not the order" not in text_of(same, "/order")
+    assert "8 steps of 4 rows" in text_of(client_of(folder, order=run_order), "/order")
 
 
 def test_the_step_of_a_sample_is_found_where_steps_differ_in_rows(folder):
