@@ -76,6 +76,7 @@ def test_a_run_goes_on_by_itself_on_the_node_that_is_left(cluster: Any, tmp_path
         assert driver.wait(timeout=1200) == 0, log.read_text()
     finally:
         driver.kill()
+        driver.wait()
     lines = require_exact(shards, out, NUM_STEPS)
     worlds = [line["world_size"] for line in lines]
     num_saved = worlds.index(1)
