@@ -278,7 +278,7 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
         say(f"  videos and recordings: {media}; mm.Decode(video=, audio=) decodes them")
     which = "some keys" if len(about["keys"]) < len(dataset) else "keys"
     say(f"  {which}: {', '.join(map(escaped, about['keys']))}")
-    for line in json.dumps(about["source"], indent=2, ensure_ascii=False).splitlines()[1:-1]:
+    for line in json.dumps(about["source"], indent=2, ensure_ascii=False).split("\n")[1:-1]:
         say(escaped(line, 300))
 
 

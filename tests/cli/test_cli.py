@@ -234,11 +234,12 @@ def test_info_as_json(printed, corpus):
 def test_info_shows_what_a_manifest_says_of_its_source_as_json(mmstream, tmp_path):
     folder = write_corpus(tmp_path, [2])
     store = open_store(folder)
-    source = {"by": "hand\n", "bake": {"version": 1}}
+    source = {"by": "hand\n\u2028", "bake": {"version": 1}}
     manifest = dataclasses.replace(Manifest.read(store), source=source)
     store.write(MANIFEST_NAME, manifest.to_bytes())
     lines = mmstream("info", folder)[1].split("  keys: 000000, 000001\n")[1]
     assert json.loads(f"{{{lines}}}") == source
+    assert len(lines.splitlines()) == len(json.dumps(source, indent=2).split("\n")) - 2
 
 
 def test_an_index_beside_its_tars_asks_for_no_option_to_open_it(mmstream, tmp_path):
