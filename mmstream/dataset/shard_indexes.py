@@ -653,16 +653,20 @@ def cache_folder() -> Path:
         OSError: There is none that only this user may change.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    is_own = True
     try:
         folder = root if root.is_absolute() else Path("~/.cache").expanduser()
-    except RuntimeError as error:  # no home
+        for name in ("mmstream", "index"):
+            folder /= name
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            link, status = folder.lstat(), folder.stat()  # a link, such as to a scratch disk
+            is_own = {link.st_uid, status.st_uid} == {os.geteuid()} and not status.st_mode & 0o022
+            if not is_own:
+                break
+    except (OSError, RuntimeError) as error:  # no FileNotFoundError: that is said of the file
         raise OSError(str(error)) from None
-    for name in ("mmstream", "index"):
-        folder /= name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        link, status = folder.lstat(), folder.stat()  # a link, such as to a scratch disk
-        if {link.st_uid, status.st_uid} != {os.geteuid()} or status.st_mode & 0o022:
-            raise OSError(f"others may change {folder}")
+    if not is_own:
+        raise OSError(f"others may change {folder}")
     return folder
 
 

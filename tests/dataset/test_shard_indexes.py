@@ -308,6 +308,10 @@ def no_home(cache, monkeypatch):
     monkeypatch.setenv("HOME", "/dev/null")
 
 
+def home_that_cannot_be_made(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no/such/home")
+
+
 def others_may_write(cache, monkeypatch):
     cache.mkdir(parents=True)
     cache.parent.chmod(0o777)
@@ -320,6 +324,7 @@ NO_CACHE = {
     "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
     "of others": others_may_write,
     "no home": no_home,
+    "home that cannot be made": home_that_cannot_be_made,
 }
 
 
