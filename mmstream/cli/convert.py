@@ -201,7 +201,7 @@ BY_HAND = ("columns", "splits", "honor_robots")
     "reading_encoding",
     metavar="NAME",
     help="Encoding of files of text that are not UTF-8, such as gb18030, shift_jis or utf-16. A "
-    "guess is never made; the log says what such a file may be.",
+    "guess is never made.",
 )
 @click.option(
     "--limit", "reading_limit", type=AT_LEAST_1, help="Convert the first so many rows only."
