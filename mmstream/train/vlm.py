@@ -214,7 +214,7 @@ def _check_tokenizer(folder: str, vlm: Any, tokenizer: Any, *kinds: str) -> None
     for kind in kinds:
         token_id = getattr(vlm.config, f"{kind}_token_id")
         token = tokenizer.convert_ids_to_tokens(token_id)
-        if str(token) not in str(tokenizer.chat_template):
+        if token is None or token not in str(tokenizer.chat_template):
             raise ConfigError(
                 f"{folder}: {kind}s are token {token_id}, which is {token} in the tokenizer, and "
                 "its chat template never writes it; give the tokenizer of this model"
