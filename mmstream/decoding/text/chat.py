@@ -182,6 +182,8 @@ class Chat:
                 owners = _owners(marked, spans, answers)
             else:
                 marked = self._render(messages, tools)
+                if holds_mark(messages) or holds_mark(tools):
+                    raise DecodeError("a message or a tool holds the character U+FDD0: remove it")
                 for i in answers:
                     if not marked.segments.get(i):
                         raise _lost(i)
@@ -419,7 +421,8 @@ class Chat:
             offset for own_text in own_texts if (offset := text.find(own_text, begin, stop)) >= 0
         ]
         between = text[begin : min(offsets, default=begin)]
-        if offsets and "\n" not in between:  # a prompt may hold lines of a thought
+        # A prompt may hold lines of a thought, which differ from answer to answer.
+        if offsets and ("\n" not in between or not between.strip()):
             earlier.append((role, prompt, between))
         return prompt
 

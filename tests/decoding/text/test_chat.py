@@ -210,6 +210,8 @@ def test_white_space_around_tags_is_that_of_the_template(end_of_tag: str) -> Non
 def test_messages_cannot_forge_marks(text: str) -> None:
     assert outcome(CHATML, [user("hi"), assistant(text)]) is None
     assert outcome(CHATML, [user(text), assistant("ho")]) is None
+    with pytest.raises(mm.errors.DecodeError, match=r"U\+FDD0"):
+        trained(CHATML, user(text), assistant("ho"))
 
 
 def test_a_template_that_is_set_later_is_used() -> None:

@@ -224,9 +224,8 @@ def test_from_conversion_to_loader_videos_and_audio_are_named(
             assert all(len(list(batch["input_ids"])) == 4 for batch in dropping)
     dropping.close()
     assert (dropping.stats.num_bad, dropping.stats.num_dropped_parts) == (0, 6)
-    first, *summaries = [record.getMessage() for record in caplog.records]
-    assert first.startswith("shard-000000.tar[1] 000000002.json: 1 part of the conversation")
-    assert [line.partition(",")[0] for line in summaries] == [f"after epoch {i}" for i in range(3)]
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert logged.startswith("shard-000000.tar[1] 000000002.json: 1 part of the conversation")
 
 
 def test_a_right_conversion_of_recordings_warns_of_nothing_and_info_names_them(
