@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 
@@ -156,28 +155,3 @@ def test_after_an_upgrade_an_epoch_ends_as_it_began_and_the_new_defaults_follow(
     assert loader.state_dict()["order"] == now.order.identity() != old.order.identity()
     after = [described(batch).planned for batch in loader]
     assert after == [step.planned[2:] for step in run(now, epoch=2).steps]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "grid", "rows", "text"),
-    [
-        (4, (1, 4), None, None),
-        (
-            3,
-            (1, 4),
-            "balanced",
-            "3 ranks share the 4 lanes of this order, so they make about 4.1 times as many",
-        ),
-        (2, (1, 1), None, "2 ranks share the 1 lane of this order"),
-        (2, (1, 4), [4, 8], "2 ranks share the 4 lanes"),
-        (2, (1, 4), [3, 9], None),
-    ],
-)
-def test_the_log_says_what_it_costs_when_ranks_share_lanes(corpus, caplog, ranks, grid, rows, text):
-    caplog.set_level("INFO", "mmstream.loader")
-    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=12, grid=grid)
-    for rank in range(ranks):
-        loader = mm.Loader(pipeline, world=mm.World(rank, ranks), rows_per_rank=rows, num_threads=1)
-        list(islice(loader, 1))
-    assert caplog.text.count("requests to storage") == (text is not None)
-    assert (text or "") in caplog.text
