@@ -91,7 +91,6 @@ class Line(msgspec.Struct):
     epoch: int = 0
     step: int = 0
     wait_fraction: float | None = None
-    idle_fraction: float | None = None
     samples_per_s: float | None = None
     num_bad: int = 0
     num_skipped: int = 0
@@ -136,7 +135,6 @@ COUNTS = ("num_bad", "num_skipped", "num_cut_texts", "num_dropped_parts", "num_w
 CURVES = {
     "loss": "loss",
     "wait_fraction": "share of the time spent waiting for data, rank 0",
-    "idle_fraction": "share of the time in which the device was idle, rank 0",
     "samples_per_s": "samples per second, all ranks",
     "num_bad": "bad samples since the last start, all ranks",
 }

@@ -24,6 +24,7 @@ from mmstream.display.media import MAX_FILE_BYTES
 from mmstream.display.samples import sample_part
 from mmstream.display.text import size_text
 from mmstream.errors import ConfigError, MMStreamError, SampleError, where
+from mmstream.media.types import BY_EXTENSION
 from mmstream.reading.step import Job
 from mmstream.types import Sample, SampleRef
 from mmstream.view.choice import Choice
@@ -42,13 +43,9 @@ MAX_FORM_BYTES = 64 << 10
 """Longest body of a request."""
 
 IMAGES = {
-    "jpg": "image/jpeg",
-    "jpeg": "image/jpeg",
-    "png": "image/png",
-    "gif": "image/gif",
-    "webp": "image/webp",
-    "bmp": "image/bmp",
-    "avif": "image/avif",
+    extension: f"image/{'jpeg' if media_type.extension == 'jpg' else media_type.extension}"
+    for extension, media_type in BY_EXTENSION.items()
+    if media_type.kind == "image" and media_type.is_decoded
 }
 """Media types of the pictures that a browser may show. SVG is none of them: it may hold scripts."""
 
