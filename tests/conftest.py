@@ -54,6 +54,7 @@ LONGEST = ("docs/test_ray_example.py", "converting/test_ray.py", "train/test_dem
 COVERING = (
     *("order", "reading", "bad_samples", "loader", "dataset"),
     *("test_state.py", "test_damaged_states.py", "packing/test_order.py"),
+    *("selections/test_buckets.py", "selections/test_views.py"),
 )
 """The tests whose branch coverage counts: those of the parts that `tools/test.sh` looks at, and of
 what uses them most."""
