@@ -14,7 +14,7 @@ from typing import (
 
 import click
 
-from mmstream.cli.select import OPTIONS, choosing
+from mmstream.cli.select import OPTIONS, bucketing, buckets_from, choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -519,6 +519,7 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
 @click.option(
     "--num-workers", type=AT_LEAST_0, default=1, show_default=True, help="Worker processes."
 )
+@bucketing
 @choosing()
 @allow_foreign_urls
 def reshard(
@@ -526,6 +527,10 @@ def reshard(
     dest: str,
     shuffle_seed: int,
     no_shuffle: bool,
+    buckets: str | None,
+    edges: str | None,
+    resolution: int | None,
+    multiple_of: int,
     allow_foreign_urls: bool,
     **options: Any,
 ) -> None:
@@ -533,7 +538,8 @@ def reshard(
 
     The bytes of samples stay as they are. The lengths and the plan are written too. Samples that
     the plan leaves out are not written. Without --plan, the samples alone are written, side by
-    side. A call that was killed goes on when it is made again.
+    side; with --buckets, those of one bucket in each shard. A call that was killed goes on when it
+    is made again.
     """
     from mmstream.converting.reshard import reshard as run
     from mmstream.dataset.open import open_dataset
@@ -542,7 +548,8 @@ def reshard(
     choice = {name: options.pop(name) for name in OPTIONS}
     dataset = chosen(open_dataset(source, allow_foreign_urls=allow_foreign_urls), **choice)
     seed = None if no_shuffle else shuffle_seed
-    plan = run(dataset, dest, shuffle_seed=seed, **options)
+    wanted = buckets_from(buckets, edges, resolution, multiple_of)
+    plan = run(dataset, dest, buckets=wanted, shuffle_seed=seed, **options)
     if plan is None:
         say(f"{open_dataset(dest)!r}")
         return

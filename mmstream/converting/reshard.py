@@ -1,6 +1,7 @@
-"""Write a dataset anew in the order of its packs: each pack is one range of one shard.
+"""Write a dataset anew in the order of its packs or buckets, so that reads are long ranges.
 
     dataset + measure + plan -> shuffle -> plan anew -> RESHARD -> shards, index, measure, plan
+    dataset + buckets -> shuffle in each bucket      -> RESHARD -> shards of one bucket each, index
 
 The bytes of samples stay as they are: a sample is copied with its headers and padding. A shard is
 committed by its report, as in a conversion, so a call that was killed goes on where it was.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +24,14 @@ from tqdm import tqdm
 
 from mmstream.converting.report import read_shard_report, remove_reports, report_name
 from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes, wrong_size
+from mmstream.dataset.buckets import bucket_selections
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import commit, json_lines
 from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ShardError, where
+from mmstream.order.buckets import Buckets
 from mmstream.order.permute import permutation
 from mmstream.packing.measure_file import (
     SELECTION,
@@ -47,6 +51,7 @@ from mmstream.packing.plan import (
 )
 from mmstream.packing.planner import make_plan, plan_in_order
 from mmstream.processes.run import run_in_processes
+from mmstream.ranks import World
 from mmstream.settings import (
     AnyInt,
     NonEmptyStr,
@@ -61,6 +66,8 @@ from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members
 from mmstream.tar.writer import TarWriter
 from mmstream.types import IntArray, Sample
+
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 << 20
 """Bytes of samples that a process reads at once, side by side, and holds."""
@@ -87,6 +94,7 @@ def reshard(
     dest: str | os.PathLike[str],
     *,
     plan: NonEmptyStr | None = None,
+    buckets: Buckets | None = None,
     shuffle_seed: AnyInt | None = 0,
     samples_per_shard: PositiveInt | None = None,
     num_workers: NonNegativeInt = 1,
@@ -99,7 +107,9 @@ def reshard(
     leaves out are not written. The lengths and the plan are written too, under their names.
 
     Without a plan, the samples alone are written: of a view, those that are chosen, side by side.
-    Those on the bad list are left out.
+    Those on the bad list are left out. With `buckets`, a shard has samples of one bucket, so that
+    steps of a bucket are read in long ranges. A warning counts the samples that are in none, which
+    are not written.
 
     A call that was killed goes on where it was, when it is made again.
 
@@ -107,6 +117,7 @@ def reshard(
         source: A dataset, a view of one, or what `open_dataset` takes.
         dest: Folder or URL of the new dataset. It must be empty.
         plan: Name of the plan, or its folder or URL. None: no packs.
+        buckets: Those of training. Not together with `plan`.
         shuffle_seed: Seed of the shuffle. None: the packs of the plan, or the samples, in their
             order.
         samples_per_shard: Samples of a shard, or some more: a pack is not cut. None: as many as the
@@ -118,8 +129,8 @@ def reshard(
         The plan of the new dataset, a `PackPlan`. None without `plan`.
 
     Raises:
-        ConfigError: The plan is not of this dataset or view, there is no sample to write, or `dest`
-            holds something else.
+        ConfigError: The plan is not of this dataset or view, there is no sample to write, the
+            column of the buckets is not known, or `dest` holds something else.
         FileNotFoundError: There is no such plan, or its lengths are not beside it.
         ShardError: Two neighbours in a shard would have one key.
         LockedError: Another process writes there.
@@ -138,12 +149,15 @@ def reshard(
         >>> len(mm.open_dataset("packs/")) == packs.members.size
         True
     """
+    if plan is not None and buckets is not None:
+        raise ConfigError("reshard: packs have no buckets; give plan= or buckets=")
     dataset = source if isinstance(source, Dataset) else open_dataset(source)
     packs = None if plan is None else _plan_of(dataset, plan)
     mean_samples = -(-int(dataset.counts.sum()) // max(1, dataset.num_shards))
     per_shard = samples_per_shard or mean_samples
     if packs is None:
-        positions, counts, group_units = _without_packs(dataset, shuffle_seed)
+        positions, group_units = _without_packs(dataset, buckets, shuffle_seed)
+        counts = np.ones_like(positions)
     else:
         measured = _measure_of(packs)
         positions, counts, group_units = _order(measured, packs, dataset, shuffle_seed, per_shard)
@@ -160,6 +174,8 @@ def reshard(
         "shuffle_seed": shuffle_seed,
         "samples_per_shard": per_shard,
     }
+    if buckets is not None:
+        recipe["buckets"] = group_units.tolist()
     store = open_store(dest)
     name = (plan or "").rstrip("/").rpartition("/")[2].removeprefix(PLAN_PREFIX)
     bounds, group_stops = _shard_bounds(counts, group_units, per_shard)
@@ -233,19 +249,39 @@ def _order(
     return shuffled[packs.members], counts, packs.counts
 
 
-def _without_packs(dataset: Dataset, seed: int | None) -> tuple[IntArray, IntArray, IntArray]:
-    """Return what `_order` returns, where each sample is a pack."""
+def _without_packs(
+    dataset: Dataset, buckets: Buckets | None, seed: int | None
+) -> tuple[IntArray, IntArray]:
+    """Return the new order of samples without packs.
+
+    Returns:
+        int64 [num_written], positions in the dataset; int64 [num_groups], samples of each bucket,
+        or of all.
+    """
+    chosen = (
+        [dataset]
+        if buckets is None
+        else [
+            dataset.with_selection(selection)
+            for selection in bucket_selections(dataset, buckets, world=World())
+        ]
+    )
+    groups = [_good_positions(view) for view in chosen]
+    if seed is not None:
+        groups = [group[permutation(group.size, seed, "reshard")] for group in groups]
+    sizes = np.array([group.size for group in groups])
+    num_outside = _good_positions(dataset).size - int(sizes.sum())
+    if num_outside:
+        logger.warning("reshard: %s samples are in no bucket and not written", f"{num_outside:,}")
+    return np.concatenate(groups), sizes[sizes > 0]
+
+
+def _good_positions(dataset: Dataset) -> IntArray:
+    """Return the positions of what a dataset or view shows, without those on the bad list."""
     starts = np.cumsum(dataset.counts) - dataset.counts
     chosen = [start + dataset.indexes_of(shard) for shard, start in enumerate(starts.tolist())]
     bad = starts[dataset.bad[:, 0]] + dataset.bad[:, 1]
-    positions = np.setdiff1d(np.concatenate([bad[:0], *chosen]), bad, assume_unique=True)
-    if seed is not None:
-        positions = positions[permutation(positions.size, seed, "reshard")]
-    return (
-        positions,
-        np.ones_like(positions),
-        positions.size * np.ones(min(1, positions.size), np.int64),
-    )
+    return np.setdiff1d(np.concatenate([bad[:0], *chosen]), bad, assume_unique=True)
 
 
 def _shard_bounds(

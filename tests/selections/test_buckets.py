@@ -407,3 +407,34 @@ def test_what_does_not_go_with_buckets_is_refused(written: str) -> None:
         mm.Loader(pipeline(written, global_batch_size=1000))
     with pytest.raises(mm.ConfigError, match="no sample is in a bucket"):
         mm.Loader(pipeline(written, [-2, -1]))
+
+
+def test_reshard_gives_each_bucket_its_own_shards(
+    corpus: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, mmstream: Command
+) -> None:
+    dest, buckets = str(tmp_path / "buckets"), mm.Buckets("words", edges=EDGES)
+    mm.reshard(corpus, dest, buckets=buckets, samples_per_shard=10, progress=False)
+    dataset = mm.open_dataset(dest)
+    keys_of_shards = [
+        [dataset.read(shard, index)["__key__"] for index in range(count)]
+        for shard, count in enumerate(dataset.counts.tolist())
+    ]
+    assert all(len({bucket_of(key) for key in keys}) == 1 for keys in keys_of_shards)
+    assert max(map(len, keys_of_shards)) == 10
+    chosen = [str(number) for number in range(1, 151) if bucket_of(str(number)) is not None]
+    assert sorted(int(key) for keys in keys_of_shards for key in keys) == list(map(int, chosen))
+    num_outside = f"{150 - len(chosen)} samples are in no bucket and not written"
+    assert num_outside in caplog.text
+    # The command makes the same shards, and the new dataset has the same buckets.
+    again = ["reshard", corpus, dest, "--buckets", "words", "--edges", "2,5,9"]
+    assert mmstream(*again, "--samples-per-shard", "10")[0] == 0
+    assert mmstream("index", dest, "--columns")[0] == 0
+    assert pipeline(dest).order.num_samples == len(chosen)
+
+
+def test_reshard_takes_packs_or_buckets(corpus: str, tmp_path: Path) -> None:
+    with pytest.raises(mm.ConfigError, match="packs have no buckets; give plan= or buckets="):
+        mm.reshard(corpus, tmp_path / "new", plan="64", buckets=mm.Buckets("words", edges=EDGES))
+    with pytest.raises(mm.ConfigError, match="word: no such column"):
+        mm.reshard(corpus, tmp_path / "new", buckets=mm.Buckets("word", edges=EDGES))
+    assert not (tmp_path / "new").exists()
