@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -59,7 +60,7 @@ from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.reader import Reader, StepReader
-from mmstream.reading.step import Job, RawStep
+from mmstream.reading.step import BatchLineage, Job, RawStep
 from mmstream.settings import (
     AnyInt,
     NonEmptyStr,
@@ -408,32 +409,46 @@ class PipelineRunner:
             BadSampleLimitError: no row of the step has a good sample or substitute.
             ConfigError: a transform or `collate` returned something of the wrong type.
         """
+        begun = time.perf_counter()
         step = self._read(job)
+        read_s = time.perf_counter() - begun
         with self._drawing():
-            try:
-                return self._batch(job, self._decoded(step))
-            except SampleError:
-                collate = self._pipeline.collate
-                if not isinstance(collate, ProcessorCollate):
-                    raise
-            # It does not tell which row is bad: each goes through it alone.
-            stage = self._stage_of(job.epoch, job.step).with_transform(collate.alone)
-            decoded = self._decoded((step[0], None), stage)
-            try:
-                return self._batch(job, decoded)
-            except SampleError as error:
-                raise ConfigError(
-                    f"epoch {job.epoch} step {job.step}: {error}; each row works alone, so they do "
-                    "not go together: give pictures one size, by "
-                    "decode=mm.Decode(image=mm.ImageDecoder(size=336)), or leave rows without "
-                    "media out with Pipeline(before=)"
-                ) from error
+            batch = self._decoded_batch(job, step)
+        lineage: BatchLineage = batch["__lineage__"]
+        decode_s = time.perf_counter() - begun - read_s - lineage.collate_s
+        batch["__lineage__"] = replace(lineage, read_s=read_s, decode_s=decode_s)
+        return batch
+
+    def _decoded_batch(self, job: Job, step: tuple[RawStep, PlannedStep | None]) -> Batch:
+        """Decode a step and make its batch; raises as `batch`."""
+        try:
+            return self._batch(job, self._decoded(step))
+        except SampleError:
+            collate = self._pipeline.collate
+            if not isinstance(collate, ProcessorCollate):
+                raise
+        # It does not tell which row is bad: each goes through it alone.
+        stage = self._stage_of(job.epoch, job.step).with_transform(collate.alone)
+        decoded = self._decoded((step[0], None), stage)
+        try:
+            return self._batch(job, decoded)
+        except SampleError as error:
+            raise ConfigError(
+                f"epoch {job.epoch} step {job.step}: {error}; each row works alone, so they do "
+                "not go together: give pictures one size, by "
+                "decode=mm.Decode(image=mm.ImageDecoder(size=336)), or leave rows without "
+                "media out with Pipeline(before=)"
+            ) from error
 
     def _batch(self, job: Job, decoded: DecodedStep) -> Batch:
         self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
         if self._has_functions:
             seed_draws("collate", self._seed, job.epoch, job.step, decoded.lineage.start)
-        return self._make_batch(decoded)
+        begun = time.perf_counter()
+        batch = self._make_batch(decoded)
+        collate_s = time.perf_counter() - begun
+        batch["__lineage__"] = replace(batch["__lineage__"], collate_s=collate_s)
+        return batch
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""

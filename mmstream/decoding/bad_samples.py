@@ -153,6 +153,13 @@ class Stats:
     stalls and more."""
     wait_s: float = 0.0
     """Seconds that the consumer has waited for batches."""
+    read_s: float = 0.0
+    """Seconds that the processes which made these batches waited for samples. Workers run side by
+    side, so this and the next two may be longer than the run."""
+    decode_s: float = 0.0
+    """Seconds that they decoded and transformed samples."""
+    collate_s: float = 0.0
+    """Seconds that they made batches of samples."""
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_WAITS), repr=False)
     """The last `MAX_WAITS` of these waits, in seconds."""
     consecutive: Counter[str] = field(default_factory=Counter)

@@ -291,6 +291,9 @@ class Loader(IterableDataset[Batch]):
         self.stats.num_requests += lineage.num_requests
         self.stats.transfers += lineage.transfers
         self.stats.num_wrong_reads += lineage.num_wrong_reads
+        self.stats.read_s += lineage.read_s
+        self.stats.decode_s += lineage.decode_s
+        self.stats.collate_s += lineage.collate_s
         source = self.pipeline.dataset
         count_samples(
             self.stats,

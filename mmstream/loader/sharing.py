@@ -397,6 +397,9 @@ def _unpacked(message: _Message) -> Batch:
             num_bytes=0,
             num_requests=0,
             num_wrong_reads=0,
+            read_s=0.0,
+            decode_s=0.0,
+            collate_s=0.0,
             transfers=TransferCounts(),
         )
     return batch

@@ -107,6 +107,12 @@ class BatchLineage:
     num_wrong_reads: int = 0
     """Samples and indexes that came with bytes unlike their checksums since the step before. Each
     was read again."""
+    read_s: float = field(default=0.0, compare=False)
+    """Seconds that the process which made the batch waited for its samples."""
+    decode_s: float = field(default=0.0, compare=False)
+    """Seconds that it decoded and transformed them. Substitutes are read in this time, too."""
+    collate_s: float = field(default=0.0, compare=False)
+    """Seconds that it made the batch of them."""
 
     @property
     def num_rows(self) -> int:

@@ -45,6 +45,10 @@ _LOADER_COUNTS = (
 """Counts of the loader since the run started, summed over the ranks."""
 
 
+_STAGES = ("read_s", "decode_s", "collate_s")
+"""Seconds of the loader since the run started, of this rank."""
+
+
 class Meter:
     """Clock and counters of one rank.
 
@@ -74,6 +78,7 @@ class Meter:
             4, dtype=torch.float64, device=self._process.device
         )
         self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
+        self._stages_before = {name: getattr(self._stats, name, 0.0) for name in _STAGES}
         self._wait_s: float = 0.0
         self._total_s: float = 0.0
 
@@ -139,6 +144,10 @@ class Meter:
                 round(1 - total["tokens"] / total["positions"], 4) if has_tokens else None
             ),
             "wait_fraction": round(self._wait_s / seconds, 3),
+            **{
+                name: round(getattr(self._stats, name, 0.0) - before, 4)
+                for name, before in self._stages_before.items()
+            },
             "num_bad": sum(bad.values()) - num_skipped,
             "num_skipped": num_skipped,
             "bad": bad,
@@ -232,6 +241,8 @@ class StepLog:
                 - padding_fraction: share of padding among token positions; None without text
                 - fill: with packs, share of the room of rows that has tokens, since the line before
                 - wait_fraction: share of the time spent waiting for data
+                - read_s, decode_s, collate_s: seconds that the workers of this rank took to make
+                  the batches since the line before, by stage
                 - memory_bytes: on CUDA, peak of the allocated memory
                 - num_bad, num_skipped: bad samples, and samples that a filter left out, of all
                   ranks since the run started; bad has both by kind

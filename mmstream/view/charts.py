@@ -91,6 +91,9 @@ class Line(msgspec.Struct):
     epoch: int = 0
     step: int = 0
     wait_fraction: float | None = None
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    collate_s: float = 0.0
     samples_per_s: float | None = None
     num_bad: int = 0
     num_skipped: int = 0
@@ -100,6 +103,12 @@ class Line(msgspec.Struct):
     rank: int = 0
     world_size: int = 1
     lineage: list[_Entry] = []
+
+    @property
+    def longest_stage(self) -> str:
+        """What took most of the time in which the batches of this line were made; "" if unknown."""
+        seconds = {stage: getattr(self, name) for stage, name in STAGES.items()}
+        return max(seconds, key=seconds.__getitem__) if any(seconds.values()) else ""
 
     @property
     def order(self) -> dict[str, Any] | None:
@@ -129,6 +138,9 @@ class Curve(NamedTuple):
     """Where resumes are, in pixels from the left."""
 
 
+STAGES = {"reading": "read_s", "decoding": "decode_s", "collating": "collate_s"}
+"""Where the time of making a batch goes."""
+
 COUNTS = ("num_bad", "num_skipped", "num_cut_texts", "num_dropped_parts", "num_wrong_reads")
 """Counts since a process began, so they fall where another one has begun."""
 
@@ -157,6 +169,11 @@ def run_page(request: Request) -> Response:
         curves.insert(1, curve_of("loss of validation", validation, "loss", marks))
     lines = [line for lines in of_ranks for line in lines]
     waits = sorted(lines, key=lambda line: -(line.wait_fraction or 0))[:MAX_WAITS]
+    of_stages = {
+        name: sum(getattr(line, field) for line in lines) for name, field in STAGES.items()
+    }
+    total = sum(of_stages.values())
+    stages = {name: seconds / total for name, seconds in of_stages.items()} if total else {}
     shown = [curve for curve in curves if curve is not None]
     return show(
         request,
@@ -166,6 +183,7 @@ def run_page(request: Request) -> Response:
         starts=starts,
         curves=shown,
         waits=waits,
+        stages=stages,
     )
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -140,6 +141,25 @@ def test_bytes_and_requests_are_counted_and_nothing_is_read_twice(corpus):
     assert loader.stats.num_samples == 97
     assert payload <= loader.stats.num_bytes < payload * 1.3  # the tail step repeats one sample
     assert 0 < loader.stats.num_requests < 60
+
+
+def slow_transform(sample):
+    time.sleep(0.002)
+    return sample
+
+
+def slow_collate(samples):
+    time.sleep(0.01)
+    return mm.collate(samples)
+
+
+def test_the_time_of_each_stage_is_counted(corpus):
+    pipeline = make_pipeline(corpus, transforms=[slow_transform], collate=slow_collate)
+    loader = mm.Loader(pipeline)
+    num_steps = len(list(loader))
+    assert loader.stats.decode_s > 0.002 * 12 * num_steps
+    assert loader.stats.collate_s > 0.01 * num_steps
+    assert loader.stats.read_s > 0
 
 
 SCRIPT = """

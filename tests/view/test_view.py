@@ -289,6 +289,7 @@ def test_a_run_shows_its_curves_waits_and_resumes(folder, tmp_path):
     after = {**before, "num_cut_texts": 0, "wait_fraction": 0.9, "world_size": 1, "loss": None}
     lines = [{**before, "num_steps": 1, "lineage": [{"order": {"seed": 0}, "planned": [[0, 1]]}]}]
     lines += [{**before, "num_steps": 2, "step": 1}]
+    after |= {"read_s": 1.0, "decode_s": 3.0}
     lines += [{**after, "num_steps": 3, "step": 2, "lineage": [{"order": {"seed": 1}}]}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     path = tmp_path / "metrics-rank0.jsonl"
@@ -297,7 +298,8 @@ def test_a_run_shows_its_curves_waits_and_resumes(folder, tmp_path):
     assert (first.line.num_steps, second.line.num_steps) == (1, 3)
     assert second.changes == ["ranks: 2 before, 1 now", "seed: 0 before, 1 now"]
     page = text_of(client_of(folder, run=tmp_path), "/run")
-    assert "90.0%" in page
+    assert "<td>90.0%</td><td>decoding</td>" in page
+    assert "reading 25%, decoding 75%, collating 0%" in page
     assert "seed: 0 before, 1 now" in page
     assert len(starts_of([Line(1, num_bad=2), Line(2, num_bad=2), Line(3)])) == 2
 
