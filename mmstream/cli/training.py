@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -25,6 +25,7 @@ from mmstream.cli.shared import (
 )
 from mmstream.display.text import count_text
 from mmstream.train import TrainConfig
+from mmstream.train.config import Logger
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -36,6 +37,14 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     default = _DEFAULTS[flag.partition("/")[0].removeprefix("--").replace("-", "_")]
     settings |= {"default": default, "show_default": True, "is_flag": isinstance(default, bool)}
     return click.option(flag, **settings)
+
+
+def _logger_names(_context: Any, _parameter: Any, text: str | None) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text else ()
+    unknown = [name for name in names if name not in get_args(Logger)]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]}: give {', '.join(get_args(Logger))}")
+    return names
 
 
 @command(
@@ -117,6 +126,14 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     help="Dataset on which to measure the validation loss, with each checkpoint.",
 )
 @_option("--log-every", help="Optimizer steps between two lines of metrics.")
+@click.option(
+    "--log",
+    type=click.UNPROCESSED,
+    default=(),
+    metavar="NAME,...",
+    callback=_logger_names,
+    help="What else gets the metrics: tensorboard, wandb, prometheus.  [default: none]",
+)
 @_option("--log-keys", help="Log the samples of every step, for `mmstream replay --check`.")
 @_option("--device", help="cpu, cuda or cuda:N.  [default: cuda if there is one]")
 @choosing()

@@ -190,11 +190,13 @@ class Stats:
         steps = self.num_modelled_steps
         return self.total_imbalance / steps if steps else 0.0
 
-    @property
-    def wait_p99_s(self) -> float:
-        """Seconds that 99 % of the last `MAX_WAITS` batches were waited for, at most."""
+    def wait_quantile_s(self, percent: int) -> float:
+        """Return how long so many percent of the last `MAX_WAITS` batches were waited for at most.
+
+        It is in seconds.
+        """
         ordered = sorted(self.waits)
-        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+        return ordered[percent * (len(ordered) - 1) // 100] if ordered else 0.0
 
     @property
     def mb_per_s(self) -> float:

@@ -6,7 +6,7 @@ loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
 checkpoint.py   saves a run and resumes it
 metrics.py      measures the steps and writes the lines
-hooks.py        calls the user's hooks, and has those for TensorBoard and W&B
+hooks.py        calls the user's hooks, and has those for TensorBoard, W&B and Prometheus
 distributed.py  ranks, their process group, threads, signals that stop a run
 models.py       which model, and the pipelines of training and validation: clip.py, vlm.py and
                 chat.py (images, videos), speech.py; tokenizer.py: folders of transformers
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mmstream.train.flat_batches import megatron_packing as megatron_packing
     from mmstream.train.flat_batches import preference_inputs as preference_inputs
     from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
+    from mmstream.train.hooks import Prometheus as Prometheus
     from mmstream.train.hooks import TensorBoard as TensorBoard
     from mmstream.train.hooks import WandB as WandB
     from mmstream.train.inputs import PackingCheck as PackingCheck
@@ -56,6 +57,7 @@ _MODULE_OF = {
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
     "PackingCheck": "inputs",
+    "Prometheus": "hooks",
     "TensorBoard": "hooks",
     "WandB": "hooks",
     "check_packing": "inputs",

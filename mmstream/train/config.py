@@ -21,6 +21,9 @@ from mmstream.settings import (
 from mmstream.storage import is_remote
 from mmstream.storage.urls import local_path
 
+Logger: TypeAlias = Literal["tensorboard", "wandb", "prometheus"]
+"""Where metrics go beside the files of metrics."""
+
 Precision: TypeAlias = Literal["fp32", "bf16"]
 
 SMALL_MODELS = ("clip", "vlm")
@@ -89,6 +92,9 @@ class TrainConfig:
             validation.
         log_every: optimizer steps between two lines of metrics. At each line the host waits for the
             device. Only then does the run look at signals to stop.
+        log: what else gets the metrics, in files below `log_dir`: "tensorboard" and "wandb"
+            (rank 0), and "prometheus" (each rank). See `mmstream.train.TensorBoard`, `WandB` and
+            `Prometheus`.
         log_keys: write keys and lineage of each step's samples into the metrics, for
             ``mmstream replay --check``.
         device: "cpu", "cuda" or "cuda:N". None: CUDA if there is a device. Under torchrun "cuda" is
@@ -135,6 +141,7 @@ class TrainConfig:
     checkpoint_every: PositiveInt = 20
     validation: str | None = None
     log_every: PositiveInt = 1
+    log: tuple[Logger, ...] = ()
     log_keys: bool = False
     device: str | None = None
 
@@ -153,8 +160,9 @@ class TrainConfig:
             )
         if self.log_dir is not None and is_remote(self.log_dir):
             raise ConfigError(f"train: log_dir is {self.log_dir}; it must be a local folder")
-        if self.log_keys and self.log_folder is None:
-            raise ConfigError("train: log_keys needs a local log_dir when out is remote")
+        for name in ("log", "log_keys"):
+            if getattr(self, name) and self.log_folder is None:
+                raise ConfigError(f"train: {name} needs a local log_dir when out is remote")
 
     @property
     def num_epochs(self) -> int | None:

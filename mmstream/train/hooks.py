@@ -1,23 +1,26 @@
-"""Hooks: objects that the reference loop calls with the metrics of its steps, and two of them.
+"""Hooks: objects that the reference loop calls with the metrics of its steps, and three of them.
 
-    loop.fit -> `HookCalls` -> the user's hooks, such as `TensorBoard` and `WandB`
+    loop.fit -> `HookCalls` -> the user's hooks, such as `TensorBoard`, `WandB` and `Prometheus`
 
 Every rank calls its hooks. One that raises is not called again. The ranks learn of it with the sums
 of the next step, so that all of them save the same step and end.
 
-`TensorBoard` and `WandB` also go into a loop of one's own. Rank 0 writes: what the ranks have in
-common is the same in the metrics of each. Only the hook that is used imports its package.
+All three also go into a loop of one's own. For `TensorBoard` and `WandB` rank 0 writes: what the
+ranks have in common is the same in the metrics of each. Only the hook that is used imports its
+package.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.train.config import Logger
 from mmstream.train.distributed import TrainProcess
 
 logger = logging.getLogger(__name__)
@@ -115,7 +118,18 @@ class HookCalls:
                 self._error.__cause__ = error
 
 
-# -- TensorBoard and Weights & Biases --------------------------------------------------------------
+# -- TensorBoard, Weights & Biases, Prometheus -----------------------------------------------------
+
+
+def logger_hook(name: Logger, folder: str) -> Any:
+    """Return the hook of a logger of ``TrainConfig(log=...)``.
+
+    Raises:
+        ConfigError: its package is missing.
+    """
+    if name == "prometheus":
+        return Prometheus(folder)
+    return TensorBoard(Path(folder, name)) if name == "tensorboard" else WandB(dir=folder)
 
 
 class TensorBoard:
@@ -205,6 +219,60 @@ class WandB:
         """Finish the run of W&B."""
         if self._run is not None:
             self._run.finish()
+
+
+class Prometheus:
+    """A hook that writes the newest numbers of this rank as a text file for Prometheus.
+
+    The file is ``mmstream-rank{r}.prom``, for the textfile collector of the node exporter. It is
+    replaced as a whole. Each number is a gauge: ``mmstream_wait_fraction{rank="0"} 0.02``, and
+    ``mmstream_bad{rank="0",name="DecodeError"} 3`` where metrics have a dict. The format is that of
+    https://prometheus.io/docs/instrumenting/exposition_formats/.
+
+    Args:
+        folder: local folder of the file.
+
+    Examples:
+        >>> from mmstream.train import Prometheus
+        >>> Prometheus(".").on_step(1, {"loss": 0.5, "bad": {"DecodeError": 3}})
+        >>> print(open("mmstream-rank0.prom").read(), end="")
+        # TYPE mmstream_loss gauge
+        mmstream_loss{rank="0"} 0.5
+        # TYPE mmstream_bad gauge
+        mmstream_bad{rank="0",name="DecodeError"} 3.0
+        # TYPE mmstream_num_steps gauge
+        mmstream_num_steps{rank="0"} 1.0
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._numbers: dict[str, float] = {}
+
+    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the numbers of a line of metrics, which has its ``rank``; without one it is 0."""
+        self._numbers |= numbers_of({**metrics, "num_steps": step})
+        rank = metrics.get("rank", 0)
+        lines, typed = [], set[str]()
+        for name, value in self._numbers.items():
+            metric, _, label = name.partition("/")
+            metric = "mmstream_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
+            if metric not in typed:
+                lines.append(f"# TYPE {metric} gauge\n")
+                typed.add(metric)
+            labels = f'rank="{rank}"'
+            if label:
+                escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+                labels += f',name="{label.translate(escapes)}"'
+            lines.append(f"{metric}{{{labels}}} {float(value)}\n")
+        path = self._folder / f"mmstream-rank{rank}.prom"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(lines), encoding="utf-8")
+        temporary.replace(path)
+
+    def on_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the numbers of a validation pass, such as ``mmstream_validation{name="loss"}``."""
+        self.on_step(step, _of_validation(metrics))
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -68,7 +68,7 @@ from mmstream.train.distributed import (
     received_by_all,
     share_threads,
 )
-from mmstream.train.hooks import HookCalls, check_hooks
+from mmstream.train.hooks import HookCalls, check_hooks, logger_hook
 from mmstream.train.metrics import Meter, StepLog
 from mmstream.train.models import (
     checkpoint_activations,
@@ -105,6 +105,8 @@ def run(
     if config.log_folder is not None and Path(config.log_folder).is_file():
         raise ConfigError(f"train: {config.log_folder} is a file; name a folder with out=")
     hooks = check_hooks(hooks)
+    if config.log_folder is not None:
+        hooks += [logger_hook(name, config.log_folder) for name in config.log]
     with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
         names = [type(hook).__name__ for hook in hooks]
         process.check_consistency({**config.rank_settings, "hooks": repr(names)})

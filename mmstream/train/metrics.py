@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mmstream.batching.valid import is_flat
+from mmstream.decoding.bad_samples import Stats
 from mmstream.storage.local import create_file
 from mmstream.train.distributed import TrainProcess, float64_scalar
 from mmstream.types import FILTERED, KINDS, Batch
@@ -39,6 +40,7 @@ _LOADER_COUNTS = (
     "num_dropped_parts",
     "num_wrong_reads",
     "num_bytes",
+    "num_requests",
     "num_cached_bytes",
     "num_cache_hit_bytes",
 )
@@ -60,7 +62,7 @@ class Meter:
     """
 
     def __init__(self, batches: Any, process: TrainProcess) -> None:
-        self._stats = batches.stats
+        self._stats: Stats = batches.stats
         pipeline = getattr(batches.loader, "pipeline", None)
         batching = getattr(pipeline, "batching", None)
         self._max_tokens: int | None = getattr(batching, "max_tokens", None)  # of a row of packs
@@ -78,20 +80,20 @@ class Meter:
             4, dtype=torch.float64, device=self._process.device
         )
         self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
-        self._stages_before = {name: getattr(self._stats, name, 0.0) for name in _STAGES}
+        self._stages_before = {name: getattr(self._stats, name) for name in _STAGES}
         self._wait_s: float = 0.0
         self._total_s: float = 0.0
 
     def start(self) -> None:
         """Start to wait for the data of a step."""
         self._mark = time.perf_counter()
-        self._loader_wait_s = getattr(self._stats, "wait_s", 0.0)
+        self._loader_wait_s = self._stats.wait_s
 
     def arrived(self, group: list[Batch]) -> None:
         """Stop waiting: the batches of a step are here. Count their rows and tokens."""
         elapsed = time.perf_counter() - self._mark
         # The rest of that time moved the batch to the device.
-        waited = getattr(self._stats, "wait_s", math.inf) - self._loader_wait_s
+        waited = self._stats.wait_s - self._loader_wait_s
         self._wait_s += min(elapsed, waited)
         for batch in group:
             self._batch_counts = self._batch_counts + _count(batch)
@@ -119,12 +121,11 @@ class Meter:
             lr: learning rate of the step.
         """
         started = time.perf_counter()
-        bad = getattr(self._stats, "bad", {})
         counts = {
             "loss": rank_loss,
             **dict(zip(_BATCH_COUNTS, self._batch_counts, strict=True)),
-            **{name: getattr(self._stats, name, 0) for name in _LOADER_COUNTS},
-            **{f"bad {kind}": bad.get(kind, 0) for kind in KINDS},
+            **{name: getattr(self._stats, name) for name in _LOADER_COUNTS},
+            **{f"bad {kind}": self._stats.bad[kind] for kind in KINDS},
             **{f"source {name}": count for name, count in self._rows_of_source.items()},
         }
         sums = self._process.sum_over_ranks(*counts.values()).tolist()
@@ -145,12 +146,18 @@ class Meter:
             ),
             "wait_fraction": round(self._wait_s / seconds, 3),
             **{
-                name: round(getattr(self._stats, name, 0.0) - before, 4)
+                f"wait_p{percent}_s": round(self._stats.wait_quantile_s(percent), 4)
+                for percent in (50, 95, 99)
+            },
+            **{
+                name: round(getattr(self._stats, name) - before, 4)
                 for name, before in self._stages_before.items()
             },
             "num_bad": sum(bad.values()) - num_skipped,
             "num_skipped": num_skipped,
             "bad": bad,
+            "num_bytes": int(total["num_bytes"]),
+            "num_requests": int(total["num_requests"]),
             "num_wrong_reads": int(total["num_wrong_reads"]),
             "num_cut_texts": int(total["num_cut_texts"]),
             "num_dropped_parts": int(total["num_dropped_parts"]),
@@ -241,11 +248,14 @@ class StepLog:
                 - padding_fraction: share of padding among token positions; None without text
                 - fill: with packs, share of the room of rows that has tokens, since the line before
                 - wait_fraction: share of the time spent waiting for data
+                - wait_p50_s, wait_p95_s, wait_p99_s: seconds that so many percent of this rank's
+                  last 1,000 batches were waited for at most
                 - read_s, decode_s, collate_s: seconds that the workers of this rank took to make
                   the batches since the line before, by stage
                 - memory_bytes: on CUDA, peak of the allocated memory
                 - num_bad, num_skipped: bad samples, and samples that a filter left out, of all
                   ranks since the run started; bad has both by kind
+                - num_bytes, num_requests: read from storage, by all ranks since the run started
                 - num_wrong_reads: reads that came with bytes unlike their checksums, of all ranks
                   since the run started
                 - cache_hit_fraction: with a node cache, share of the bytes that came from it, over

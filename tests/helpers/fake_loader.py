@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mmstream.decoding.bad_samples import Stats
+
 
 class Lineage(NamedTuple):
     epoch: int
@@ -39,7 +41,7 @@ class FakeLoader:
         self.rows = range(start, num_rows if stop is None else stop)
         self.fail_at, self.limit_at = fail_at, limit_at
         self.epoch = self.step = self.asked = self.closed = 0
-        self.stats = {"samples": 0}
+        self.stats = Stats()
 
     def __len__(self) -> int:
         return self.num_steps
@@ -63,7 +65,7 @@ class FakeLoader:
         self.step += 1
         if self.step == self.num_steps:
             self.epoch, self.step = self.epoch + 1, 0
-        self.stats["samples"] += len(batch["__key__"])
+        self.stats.num_samples += len(batch["__key__"])
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "step": self.step}

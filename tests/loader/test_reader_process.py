@@ -72,7 +72,7 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
     assert pid_of(remote) == pid
     transfers = remote.stats.transfers
     assert min(transfers.num_requests, transfers.num_index_requests) > 0
-    assert remote.stats.wait_p99_s > 0
+    assert remote.stats.wait_quantile_s(99) > 0
     assert remote.memory_bytes() > 0
     remote.close()
     wait_until(lambda: has_ended(pid))

@@ -47,7 +47,7 @@ def test_the_state_counts_what_was_handed_over_not_what_was_fetched_ahead(device
         next(batches)
         assert loader.asked == step + 1
         assert stage.state_dict() == {"epoch": 0, "step": step}
-    assert stage.stats == {"samples": 8}
+    assert stage.stats.num_samples == 8
 
 
 @devices

@@ -1,4 +1,4 @@
-"""Hooks of the reference loop, and those for TensorBoard and W&B."""
+"""Hooks of the reference loop, and those for TensorBoard, W&B and Prometheus."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,11 +17,14 @@ from typing import Any, ClassVar
 import pytest
 
 import mmstream as mm
-from mmstream.train import TensorBoard, WandB, loop, train
+from mmstream.train import Prometheus, TensorBoard, TrainConfig, WandB, loop, train
 from mmstream.train.checkpoint import checkpoint_name
+from mmstream.train.hooks import logger_hook
 from tests.helpers.fake_loader import RaggedLoader
 from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import HALF, TinyModel, config_of, train_tiny
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 class Noting:
@@ -238,3 +243,69 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert written == [
         (line["num_steps"], pytest.approx(line["loss"])) for line in metrics(tmp_path)
     ]
+
+
+# -- loggers of the command ------------------------------------------------------------------------
+
+
+def test_prometheus_gets_the_numbers_of_each_rank(tmp_path: Path) -> None:
+    train_tiny(tmp_path, hooks=[Prometheus(tmp_path)], max_steps=5)
+    numbers = prometheus_numbers(tmp_path / "mmstream-rank0.prom")
+    last = metrics(tmp_path)[-1]
+    for name in ("loss", "num_steps", "wait_p99_s", "read_s", "num_bytes", "wait_fraction"):
+        assert numbers[f'mmstream_{name}{{rank="0"}}'] == last[name]
+    hook = Prometheus(tmp_path)
+    hook.on_step(1, {"rank": 1, "sources": {'a "b"\n': 3}, "loss": float("nan"), "key": "text"})
+    hook.on_validation(2, {"rank": 1, "loss": 0.5})
+    numbers = prometheus_numbers(tmp_path / "mmstream-rank1.prom")
+    assert numbers['mmstream_sources{rank="1",name="a \\"b\\"\\n"}'] == 3
+    assert numbers['mmstream_validation{rank="1",name="loss"}'] == 0.5
+    assert math.isnan(numbers['mmstream_loss{rank="1"}'])
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def prometheus_numbers(path: Path) -> dict[str, float]:
+    """Return the numbers of a file in Prometheus' text format, each after the type of its name."""
+    numbers, typed = {}, set()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if match := re.fullmatch(r"# TYPE ([a-z0-9_]+) gauge", line):
+            assert match[1] not in typed
+            typed.add(match[1])
+        else:
+            name, value = line.rsplit(" ", 1)
+            assert name.partition("{")[0] in typed
+            numbers[name] = float(value)
+    return numbers
+
+
+def test_the_command_has_loggers_and_the_board_shows_what_they_write(
+    corpus: str, tmp_path: Path, mmstream: Command
+) -> None:
+    words = ["train", corpus, "--out", tmp_path, "--max-steps", "2", "--num-workers", "0"]
+    assert mmstream(*words, "--log", "prometheus")[0] == 0
+    written = (tmp_path / "mmstream-rank0.prom").read_text()
+    board = json.loads(Path("docs/assets/grafana.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    names = {name for text in expressions for name in re.findall(r"mmstream_\w+", text)}
+    assert len(names) > 10
+    assert {name for name in names if f"# TYPE {name} gauge" not in written} <= {"mmstream_bad"}
+
+
+def test_loggers_write_below_the_log_folder(tmp_path: Path, opened: list[FakeWriter]) -> None:
+    for name in ("tensorboard", "wandb"):
+        logger_hook(name, str(tmp_path)).on_step(1, {"loss": 0.5})
+    board, run = opened
+    assert board.arguments[0] == str(tmp_path / "tensorboard")
+    assert run.arguments == ({"dir": str(tmp_path)},)
+
+
+def test_a_logger_that_is_unknown_or_not_installed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmstream: Command
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(mm.ConfigError, match=r"^pip install wandb: it is not installed"):
+        train(TrainConfig("shards/", str(tmp_path), log=("wandb",)))
+    with pytest.raises(mm.ConfigError, match="log needs a local log_dir when out is remote"):
+        TrainConfig("shards/", "s3://bucket/run", log=("prometheus",))
+    code, _, text = mmstream("train", "shards/", "--out", tmp_path, "--log", "prometheus,board")
+    assert (code, "board: give tensorboard, wandb, prometheus" in text) == (2, True)
