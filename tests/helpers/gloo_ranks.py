@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from mmstream.processes.workers import end_fork_server, start_fork_server
 from mmstream.train.distributed import leave_group
 
 RANKS_END_S = 500
 """Ranks that take longer hang."""
 
+_server: Any = None
+"""The process id of the last fork server, and what it has imported."""
 
-def run_ranks(function: Callable[..., None], *args: Any, num_ranks: int) -> None:
-    """Call ``function(rank, *args)`` in so many processes, and wait for them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        context = mp.spawn(function, args=args, nprocs=num_ranks, join=False)
-        for process in context.processes:
-            process.join(RANKS_END_S)
-            process.kill()
-        assert context.join(500), "the ranks did not end"
+
+def run_ranks(
+    function: Callable[..., None], *args: Any, num_ranks: int, late_imports: Sequence[str] = ()
+) -> None:
+    """Call ``function(rank, *args)`` in so many processes, and wait for them.
+
+    A fork server imports torch and the module of the function once for all ranks.
+
+    Args:
+        function: of a module that can be imported.
+        args: its other arguments.
+        num_ranks: processes.
+        late_imports: modules that the fork server imports, too.
+    """
+    global _server
+    modules = ["tests.helpers.rank_imports", *late_imports, function.__module__]
+    if _server != (forkserver._forkserver._forkserver_pid, modules):
+        end_fork_server()
+    start_fork_server(modules)
+    _server = forkserver._forkserver._forkserver_pid, modules
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    context = mp.start_processes(
+        _begin_rank, (environment, function, args), num_ranks, join=False, start_method="forkserver"
+    )
+    for process in context.processes:
+        process.join(RANKS_END_S)
+        process.kill()
+    while not context.join():  # returns at the end of any rank, and raises the error of one
+        pass
+
+
+def _begin_rank(
+    rank: int, environment: dict[str, str], function: Callable[..., None], args: tuple[Any, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)  # the fork server has one of its own
+    torch.set_num_threads(1)
+    function(rank, *args)
 
 
 def join_group(rank: int, file: Path, num_ranks: int, timeout_s: float = 600) -> None:

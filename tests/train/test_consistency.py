@@ -77,7 +77,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     folder = tmp_path_factory.mktemp("consistency")
     write(folder / "a")
     one_byte_changed(folder / "b")
-    run_ranks(play, str(folder), num_ranks=WORLD_SIZE)
+    imports = ["tests.helpers.model_imports"]
+    run_ranks(play, str(folder), num_ranks=WORLD_SIZE, late_imports=imports)
     names = [folder / f"outcomes-{rank}.json" for rank in range(WORLD_SIZE)]
     return folder, [json.loads(name.read_text()) for name in names]
 

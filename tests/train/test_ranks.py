@@ -168,7 +168,7 @@ def play(rank: int, corpus: str, folder_name: str) -> None:
 def played(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     write_faulty(folder / "faulty", [30, 1, 0, 40, 26], {3, 41, 42, 80}, truncated_jpeg)
-    run_ranks(play, corpus, str(folder), num_ranks=4)
+    run_ranks(play, corpus, str(folder), num_ranks=4, late_imports=["tests.helpers.model_imports"])
     return folder
 
 

@@ -1,0 +1,13 @@
+"""What ranks import late that train a small VLM; beside `rank_imports`."""
+
+from mmstream.families.family import import_torchvision
+from mmstream.train import loop, vlm
+
+import_torchvision()
+from transformers import (  # noqa: E402
+    CLIPVisionModel,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+)
+
+__all__ = ["CLIPVisionModel", "LlamaForCausalLM", "LlavaForConditionalGeneration", "loop", "vlm"]
