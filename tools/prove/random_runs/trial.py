@@ -279,7 +279,7 @@ def run_trial(
 
 def _run(trial: Trial, folder: Path, draw: random.Random, remote: float, workers: float) -> None:
     data = _draw_data(trial, folder, draw)
-    settings = _draw_settings(trial, draw, data)
+    data, settings = _draw_settings(trial, draw, data)
     if data.pipeline(settings).order.steps_per_epoch == 0:
         return
     shard_of = {name: number for number, name in enumerate(data.shard_names())}
@@ -402,7 +402,7 @@ def _draw_views(trial: Trial, corpora: Mapping[str, Corpus]) -> dict[str, tuple[
     }
 
 
-def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, Any]:
+def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> tuple[Data, dict[str, Any]]:
     rows = draw.randint(1, 12)
     shuffle = draw.random() < 0.85
     settings: dict[str, Any] = {
@@ -421,13 +421,23 @@ def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, A
         settings["window"] = draw.randint(1, 30)
     elif draw.random() < 0.5:
         settings["window_bytes"] = draw.choice([1, 5_000, 100_000, 1 << 30])
-    try:
-        _ = data.pipeline(settings).order
-    except mm.ConfigError as error:  # too few samples or packs for a step
-        trial.say("refused:", error)
-        settings |= {"global_batch_size": 1, "grid": None}
-    trial.say(settings)
-    return settings
+    data, settings = _possible(trial, data, settings)
+    trial.say(settings, data.batching)
+    return data, settings
+
+
+def _possible(trial: Trial, data: Data, settings: dict[str, Any]) -> tuple[Data, dict[str, Any]]:
+    """Return what has an order: with rows of one sample, and without buckets that are all empty."""
+    small = {**settings, "global_batch_size": 1, "grid": None}
+    for tried in (settings, small):
+        try:
+            _ = data.pipeline(tried).order
+        except mm.ConfigError as error:  # too few samples or packs for a step
+            trial.say("refused:", error)
+        else:
+            return data, tried
+    assert isinstance(data.batching, mm.Buckets), "one sample makes a step"
+    return replace(data, batching=None), small
 
 
 def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
@@ -451,10 +461,7 @@ def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
     if isinstance(data.batching, mm.Buckets) and trial.kinds.random() < 0.6:
         data = replace(data, batching=trial.kinds.choice([None, _draw_buckets(trial)]))
     later["repeat"] = trial.kinds.randint(1, 3) if data.batching is None else 1
-    try:
-        _ = data.pipeline(later).order
-    except mm.ConfigError:  # too few samples or packs for a step
-        later["global_batch_size"] = 1
+    data, later = _possible(trial, data, later)
     trial.say("later", later, data.views, data.batching)
     trial.counts["changes"] += 1
     return Plan(data, later, data.chosen(), len(data.shard_names()))
