@@ -549,6 +549,11 @@ def _check_refusal(trial: Trial, before: Plan, present: Plan, state: dict[str, A
     kept = kept - {old} | {draw.choice(others)}
     data = replace(data, views={**data.views, name: (("refs", frozenset(kept)),)})
     pipeline = data.pipeline(present.settings)
+    try:
+        _ = pipeline.order
+    except mm.ConfigError as error:  # the other sample is in no bucket
+        trial.say("refused:", error)
+        return
     on_change: Any = draw.choice(
         ["finish_epoch", "refuse"] if present is before else ["finish_epoch"]
     )
