@@ -107,24 +107,14 @@ class JpegHeader(NamedTuple):
     stored: Shape
     """(height, width) as the file stores the picture."""
     is_cmyk: bool
+    """Whether it is decoded at full size only."""
+    orientation: int | None
+    """1 to 8 as the EXIF standard counts them. None: upright."""
 
     @property
     def picture(self) -> Shape:
         """(height, width) of the picture when it is upright."""
-        is_turned = orientation_of(self.segments) in SIDEWAYS
-        return self.stored[::-1] if is_turned else self.stored
-
-
-class JpegPlan(NamedTuple):
-    """How libjpeg decodes a file. Its header was checked against all limits."""
-
-    stored: Shape
-    """(height, width) as the file stores the picture."""
-    factor: int
-    """How many times smaller it is decoded: 1, 2, 4 or 8."""
-    is_cmyk: bool
-    orientation: int | None
-    """1 to 8 as the EXIF standard counts them. None: upright."""
+        return self.stored[::-1] if self.orientation in SIDEWAYS else self.stored
 
 
 def jpeg_header(data: bytes | memoryview) -> JpegHeader:
@@ -139,7 +129,8 @@ def jpeg_header(data: bytes | memoryview) -> JpegHeader:
 
 def _header_of(data: bytes | memoryview, segments: list[Segment], start: int) -> JpegHeader:
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    return JpegHeader(segments, start, (height, width), colorspace in ("CMYK", "YCCK"))
+    is_cmyk = colorspace in ("CMYK", "YCCK")
+    return JpegHeader(segments, start, (height, width), is_cmyk, orientation_of(segments))
 
 
 def readable_header(data: bytes | memoryview) -> JpegHeader | None:
@@ -150,34 +141,24 @@ def readable_header(data: bytes | memoryview) -> JpegHeader | None:
         return None
 
 
-def plan_jpeg(
-    data: bytes | memoryview, header: JpegHeader, factor: int, limits: Limits
-) -> JpegPlan:
-    """Plan how a JPEG is decoded. No pixel of it is decoded yet.
+def check_jpeg(data: bytes | memoryview, header: JpegHeader, factor: int, limits: Limits) -> None:
+    """Refuse a JPEG that costs too much. No pixel of it is decoded yet.
 
     Args:
         data: The file.
         header: What `jpeg_header` returns for it.
-        factor: How many times smaller to decode it: 1, 2, 4 or 8. CMYK is decoded at full size.
+        factor: How many times smaller it will be decoded: 1, 2, 4 or 8.
         limits: Limits on pixels, scans and memory.
 
     Raises:
-        DecodeError: The picture exceeds a limit.
+        DecodeError: Names the limit.
     """
     check_scans(data, (header.segments, header.start), limits.max_pixels)
-    return _plan_of(header, factor, limits)
-
-
-def _plan_of(header: JpegHeader, factor: int, limits: Limits) -> JpegPlan:
-    limits.check_picture(*header.stored)
-    factor = 1 if header.is_cmyk else factor
-    orientation = orientation_of(header.segments)
-    _check_memory(header, factor, orientation, limits)
-    return JpegPlan(header.stored, factor, header.is_cmyk, orientation)
+    _check_size(header, factor, limits)
 
 
 def decode_jpeg(
-    data: bytes | memoryview, limits: Limits, factor: int = 1, plan: JpegPlan | None = None
+    data: bytes | memoryview, limits: Limits, factor: int = 1, header: JpegHeader | None = None
 ) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG strictly, by the module's list, and turn it upright.
 
@@ -186,7 +167,7 @@ def decode_jpeg(
         limits: Limits on pixels and memory, checked from the header, and on time.
         factor: How many times smaller to decode it: 1, 2, 4 or 8. All picture data is read at every
             factor, so damage is noticed as at full size.
-        plan: What `plan_jpeg` returned for this file and factor. None: it is planned now.
+        header: Of this file, which `check_jpeg` has passed. None: it is read and checked now.
 
     Returns:
         The pixels: uint8 [H, W, 3], RGB, C-contiguous, sides divided by the factor and rounded up.
@@ -198,13 +179,14 @@ def decode_jpeg(
         DecodeError: The bytes are not a whole, undamaged JPEG, or the picture is too large.
     """
     try:
-        if plan is None:
-            plan = plan_jpeg(data, jpeg_header(data), factor, limits)
-        image, used = _decode_strictly(data, plan)
+        if header is None:
+            header = jpeg_header(data)
+            check_jpeg(data, header, factor, limits)
+        image, used = _decode_strictly(data, header, factor)
     except ValueError as error:
         limits.deadline.check()
         return _decode_tidied(bytes(data), limits, factor, error)
-    return upright(image, plan.orientation), used
+    return upright(image, header.orientation), used
 
 
 def _decode_tidied(
@@ -215,8 +197,9 @@ def _decode_tidied(
     check_scans(data, (segments, start), limits.max_pixels)
     tidied = tidy(data, (segments, start))
     try:
-        plan = _plan_of(_header_of(tidied, segments, start), factor, limits)
-        image, factor = _decode_strictly(tidied, plan)
+        header = _header_of(tidied, segments, start)
+        _check_size(header, factor, limits)
+        image, factor = _decode_strictly(tidied, header, factor)
     except ValueError as second:
         if "nsufficient memory" in str(second):
             raise MemoryError(str(second)) from None
@@ -228,11 +211,12 @@ def _decode_tidied(
     return upright(image, orientation_of(segments)), factor
 
 
-def _decode_strictly(data: bytes | memoryview, plan: JpegPlan) -> tuple[NDArray[np.uint8], int]:
+def _decode_strictly(
+    data: bytes | memoryview, header: JpegHeader, factor: int
+) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG as it is stored. Raises ValueError at libjpeg's first warning."""
-    height, width = plan.stored
-    factor = plan.factor
-    if plan.is_cmyk:
+    height, width = header.stored
+    if header.is_cmyk:
         image = simplejpeg.decode_jpeg(data, "CMYK")
         cmyk = Image.frombuffer("CMYK", (width, height), image, "raw", "CMYK;I", 0, 1)
         return to_rgb(cmyk), 1
@@ -364,14 +348,16 @@ def _frame_of(segments: list[Segment]) -> Segment | None:
     return next((segment for segment in segments if segment.marker in _FRAMES), None)
 
 
-def _check_memory(header: JpegHeader, factor: int, orientation: int | None, limits: Limits) -> None:
-    """Refuse a picture that needs too much memory to be decoded or to be turned upright.
+def _check_size(header: JpegHeader, factor: int, limits: Limits) -> None:
+    """Refuse a picture that is too large, or needs too much memory to be decoded and turned.
 
     libjpeg keeps all coefficients of a file with several scans, 2 bytes each. Example: 4:2:0 has
     half a coefficient of each colour per pixel's one of brightness. So it needs 3 bytes per pixel,
     and 3 more for the result.
     """
     height, width = header.stored
+    limits.check_picture(height, width)
+    factor = 1 if header.is_cmyk else factor
     num_pixels = height * width
     result = num_pixels * (11 if header.is_cmyk else 3) / factor**2
     coefficients = 0.0
@@ -381,7 +367,7 @@ def _check_memory(header: JpegHeader, factor: int, orientation: int | None, limi
         full = max((h for h, _ in sampling), default=0) * max((v for _, v in sampling), default=0)
         blocks = sum(h * v for h, v in sampling) / full if full else 4
         coefficients = 2 * blocks * num_pixels
-    turned = upright_bytes(height, width, orientation) / factor**2
+    turned = upright_bytes(height, width, header.orientation) / factor**2
     limits.check_memory(max(result + coefficients, turned), height, width)
 
 

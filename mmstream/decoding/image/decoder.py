@@ -60,9 +60,9 @@ from mmstream.media.image import (
     out_of_memory,
 )
 from mmstream.media.jpeg import (
-    JpegPlan,
+    JpegHeader,
+    check_jpeg,
     decode_jpeg,
-    plan_jpeg,
     readable_header,
 )
 from mmstream.media.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
@@ -118,8 +118,8 @@ class PicturePlan(NamedTuple):
     """How the results are made of the picture, with crop and flip drawn."""
     factor: int
     """How many times smaller the file is decoded."""
-    jpeg: JpegPlan | None
-    """How libjpeg decodes it. None: the header was not read, and limits are checked later."""
+    jpeg: JpegHeader | None
+    """What was read and checked of a JPEG. None: limits are checked later."""
     scaled: list[View]
     """`views` of the smaller picture."""
 
@@ -417,14 +417,15 @@ class ImageDecoder:
             views = self.views(picture, rng, limits)
         else:
             return None
+        is_cmyk = header is not None and header.is_cmyk
         factor = 1
-        if self.scaled_decoding and self._filter != "nearest":
+        if self.scaled_decoding and self._filter != "nearest" and not is_cmyk:
             factor = shrink_factor(views, picture)
         if header is None or self.mask:
             return PicturePlan(picture, views, factor, None, views)
-        jpeg = plan_jpeg(data, header, factor, limits)
-        scaled = self._scaled(views, picture, jpeg.factor, limits)
-        return PicturePlan(picture, views, jpeg.factor, jpeg, scaled)
+        check_jpeg(data, header, factor, limits)
+        scaled = self._scaled(views, picture, factor, limits)
+        return PicturePlan(picture, views, factor, header, scaled)
 
     def _scaled(self, views: list[View], picture: Shape, factor: int, limits: Limits) -> list[View]:
         """Return the views of a picture that is decoded smaller, and check what they need."""

@@ -120,7 +120,7 @@ def test_a_picture_that_runs_out_of_memory_is_refused(
 def test_a_picture_for_whose_plan_there_is_no_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decoder, "plan_jpeg", Mock(side_effect=MemoryError()))
+    monkeypatch.setattr(decoder, "check_jpeg", Mock(side_effect=MemoryError()))
     with pytest.raises(mm.errors.DecodeError, match=r"^out of memory"):
         mm.ImageDecoder(size=8).plan_picture(JPEG)
 
