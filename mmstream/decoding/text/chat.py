@@ -21,7 +21,6 @@ import json
 import logging
 import multiprocessing
 import re
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -51,9 +50,6 @@ Span = tuple[int, int]
 
 DEFAULT_TODAY = datetime.date(2026, 1, 1)
 """The date that chat templates write, unless a decoder is told another one."""
-
-_MARKED_LOCK = threading.Lock()
-"""transformers keeps one tracker of marked turns per template, which all threads share."""
 
 _PROBE = "mmstream-probe"
 _PROBE_TOOL = {
@@ -176,14 +172,14 @@ class Chat:
         weights = answer_weights(messages)
         messages = [self._adapt(message) for message in messages]
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if holds_mark(messages) or holds_mark(tools):
+            raise DecodeError("a message or a tool holds the character U+FDD0: remove it")
         try:
+            marked = self._render(messages, tools)
             if self.marks_turns:
-                marked, spans = self._render_tracked(messages, tools)
+                spans = marked.generated
                 owners = _owners(marked, spans, answers)
             else:
-                marked = self._render(messages, tools)
-                if holds_mark(messages) or holds_mark(tools):
-                    raise DecodeError("a message or a tool holds the character U+FDD0: remove it")
                 for i in answers:
                     if not marked.segments.get(i):
                         raise _lost(i)
@@ -309,54 +305,25 @@ class Chat:
         longest_first = sorted(tokens - {""}, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
-    def _source(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, bool]:
-        """Return the copy of the template that marks messages, or else the template."""
-        source = _dated(self.template, self.today or DEFAULT_TODAY)
-        marking = marking_source(source)
-        if marking is None or holds_mark(messages) or holds_mark(tools):
-            return source, False
-        return marking, True
-
     def _render(
         self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False
     ) -> MarkedText:
         """Render messages, and tell who wrote what, if the template can be marked."""
         options = {"tools": tools} if tools else {}
-        template, is_marking = self._source(messages, tools)
         text = self.tokenizer.apply_chat_template(
             messages,
             tokenize=False,
-            chat_template=template,
+            chat_template=marking_source(_dated(self.template, self.today or DEFAULT_TODAY)),
             add_generation_prompt=prompt,
             **options,
         )
-        return split(text, len(messages)) if is_marking else MarkedText(text, {}, len(text), [])
+        return split(text, len(messages))
 
     def _try_render(self, messages: list[Message], tools: list[Any] | None = None) -> str | None:
         try:
             return self._render(messages, tools).text
         except _TEMPLATE_ERRORS:
             return None
-
-    def _render_tracked(
-        self, messages: list[Message], tools: list[Any] | None
-    ) -> tuple[MarkedText, list[Span]]:
-        """Render messages with a template that marks turns itself."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        template, is_marking = self._source(messages, tools)
-        with _MARKED_LOCK:
-            texts, spans = render_jinja_template(
-                conversations=[messages],
-                tools=tools,
-                chat_template=template,
-                return_assistant_tokens_mask=True,
-                **self.tokenizer.special_tokens_map,
-            )
-        marked = MarkedText(texts[0], {}, len(texts[0]), [])
-        if is_marking:
-            marked = split(texts[0], len(messages))
-        return marked, [(marked.moved(start), marked.moved(stop)) for start, stop in spans[0]]
 
     def _locate(
         self,

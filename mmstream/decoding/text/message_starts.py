@@ -1,7 +1,7 @@
-"""Where a chat template writes each message, from one rendering of it.
+"""Where a chat template writes each message, and what the model generates, from one rendering.
 
 Place in the flow: `Chat` renders a copy of the template that writes a mark where a loop over the
-messages begins a message, and where it ends:
+messages begins a message, and where it ends. Blocks of ``{% generation %}`` are marked, too:
 
     {{ tools }}{% for m in messages %}[mark]{{ m.role }}: {{ m.content }}{% endfor %}[mark]{{ eos }}
 
@@ -12,7 +12,6 @@ it looks at the last or at the next message.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
@@ -27,9 +26,10 @@ MARK = "\ufdd0"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Where a template begins what the model generates, for `transformers`."""
 
-_GENERATION_TAG = re.compile(r"(\{%-?\s*)(generation|endgeneration)(\s*-?%\})")
+_BEGIN = re.compile(r"(\{%-?\s*)generation(\s*-?%\})")
+_END = re.compile(r"(\{%-?\s*)endgeneration(\s*-?%\})")
 _TAG = re.compile(r"(\{%[-+]?\s*(for|endfor)\b(?:[^%]|%(?!\}))*?)([-+]?%\})")
-_FOUND = re.compile(rf"{MARK}(\d+):(?:(\d+):)?")
+_FOUND = re.compile(rf"{MARK}(?:([<>])|(\d+):(?:(\d+):)?)")
 _CAPTURES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
 """What may read the text that is written inside it."""
 
@@ -44,21 +44,14 @@ class MarkedText(NamedTuple):
     is empty."""
     end: int
     """Where the last loop over the messages ends."""
-    marks: list[tuple[int, int]]
-    """(position in the text, characters of marks up to it), in order."""
-
-    def moved(self, position: int) -> int:
-        """Return the position in the text of one in the text with marks."""
-        index = bisect_right(self.marks, position, key=sum)
-        return position - (self.marks[index - 1][1] if index else 0)
+    generated: list[tuple[int, int]]
+    """What the template says that the model generates, in order."""
 
 
 @lru_cache(maxsize=64)
 def _parsed(source: str) -> nodes.Template | None:
     """Return the nodes of a chat template. None: it has tags that only transformers knows."""
-    plain = _GENERATION_TAG.sub(
-        lambda tag: tag[1] + ("if true" if tag[2] == "generation" else "endif") + tag[3], source
-    )
+    plain = _END.sub(r"\1endif\2", _BEGIN.sub(r"\1if true\2", source))
     try:
         return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
     except jinja2.TemplateSyntaxError:
@@ -66,15 +59,20 @@ def _parsed(source: str) -> nodes.Template | None:
 
 
 @lru_cache(maxsize=64)
-def marking_source(source: str) -> str | None:
-    """Return a copy of a chat template that marks messages.
+def marking_source(source: str) -> str:
+    """Return a copy of a chat template that marks messages, and what the model generates.
 
-    Args:
-        source: The template.
-
-    Returns:
-        None where no loop over the messages writes them, or where their text may be read again.
+    It marks no messages where no loop over the messages writes them, or where their text may be
+    read again.
     """
+    marking = _marking_messages(source) or source
+    # A mark stands inside its block. Tags keep what they do to the white space beside them.
+    begin = rf'\1generation %}}{{{{ "{MARK}<" }}}}{{% if false %}}{{% endif\2'
+    end = rf'\1if false %}}{{% endif %}}{{{{ "{MARK}>" }}}}{{% endgeneration\2'
+    return _END.sub(end, _BEGIN.sub(begin, marking))
+
+
+def _marking_messages(source: str) -> str | None:
     tree = _parsed(source)
     if tree is None or MARK in source:
         return None
@@ -120,24 +118,25 @@ def split(rendered: str, num_messages: int) -> MarkedText:
         >>> marked.text, marked.segments
         ('<s>user: hi\nbot: ho\n</s>', {0: [(3, 12)], 1: [(12, 20)]})
     """
-    pieces = _FOUND.split(rendered)  # a piece, the loop of a mark, how many messages are left in it
-    reader, num_read, fits = _Reader(), 0, True
-    for i in range(0, len(pieces) - 1, 3):
-        piece, loop, num_left = pieces[i : i + 3]
-        num_read += len(piece)
+    # A piece, the edge of what is generated or the loop of a mark, how many messages are left there.
+    pieces = _FOUND.split(rendered)
+    reader, fits = _Reader(), True
+    edges: list[int] = []
+    for i in range(0, len(pieces) - 1, 4):
+        piece, edge, loop, num_left = pieces[i : i + 4]
         if piece:
             reader.write(piece)
-        if num_left is None:
+        if edge:
+            edges.append(reader.position)
+        elif num_left is None:
             fits &= reader.leave(loop)
-            num_read += len(loop) + 2
         else:
             fits &= reader.enter(loop, num_messages - int(num_left))
-            num_read += len(loop) + len(num_left) + 3
-        reader.marks.append((reader.position, num_read - reader.position))
-    text = "".join(pieces[::3])
-    if not fits or reader.stack:
-        return MarkedText(text, {}, len(text), reader.marks)
-    return MarkedText(text, reader.segments, reader.end, reader.marks)
+    text = "".join(pieces[::4])
+    generated = list(zip(edges[::2], edges[1::2], strict=True))
+    if not fits or reader.stack or not reader.left:
+        return MarkedText(text, {}, len(text), generated)
+    return MarkedText(text, reader.segments, reader.end, generated)
 
 
 class _Reader:
@@ -146,7 +145,6 @@ class _Reader:
     def __init__(self) -> None:
         self.position = 0
         self.end = 0
-        self.marks: list[tuple[int, int]] = []
         self.segments: dict[int, list[tuple[int, int]]] = {}
         self.stack: list[tuple[str, int]] = []
         """(loop, message) of the loops that the template is in, the innermost one last."""
