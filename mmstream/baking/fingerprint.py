@@ -18,12 +18,11 @@ import msgspec
 import numpy as np
 import torch
 
-from mmstream.batching.lengths import core_without_limits
 from mmstream.converting.formats.caller import source_sha256
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes
-from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.decoding.text.decoder import TextDecoder, own_core
 from mmstream.pipeline import Pipeline
 
 FINGERPRINT_NAME = "mmstream.bake.json"
@@ -221,7 +220,7 @@ def _fields(value: Any) -> dict[str, Any]:
 def _tokenizer(tokenizer: Any) -> dict[str, Any]:
     template = str(getattr(tokenizer, "chat_template", None) or "")
     return {
-        "core": _sha256(core_without_limits(tokenizer).encode()),
+        "core": _sha256(own_core(tokenizer).to_str().encode()),
         "chat_template": _sha256(template.encode()),
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,

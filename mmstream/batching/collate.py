@@ -232,7 +232,7 @@ def collate(
         if UNCHANGED_TYPES.issuperset(map(type, values)):
             batch[name] = values
             continue
-        if name in fills and all(map(is_ids, values)):
+        if name in fills and all(map(are_tokens, values)):
             batch[name] = pad_tokens(values, fills[name], pad_to, padding_side)
             continue
         if name not in kept_apart:
@@ -248,8 +248,6 @@ def collate(
             batch[name] = stack_pictures(pictures)
         elif name == "image" and all(map(are_pictures, values)):
             batch |= join_pictures(values)
-        elif name in fills and all(map(are_tokens, values)):
-            batch[name] = pad_tokens(values, fills[name], pad_to, padding_side)
         else:
             batch[name] = stack_values(values)
     return batch
@@ -278,13 +276,10 @@ def _media(
 # -- tokens --------------------------------------------------------------------------
 
 
-def is_ids(value: Any) -> bool:
-    """Tell whether a value is an array as `TextDecoder` makes it. Then no tensor is needed."""
-    return type(value) is np.ndarray and value.ndim == 1 and value.dtype == np.int64
-
-
 def are_tokens(value: Any) -> bool:
-    """Tell whether a value of a user is one row of whole numbers."""
+    """Tell whether a value is one row of whole numbers."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "biu" and value.dtype != np.uint64
     if isinstance(value, torch.Tensor):  # int64 does not hold all of uint64
         is_whole = not (value.is_floating_point() or value.is_complex())
         return value.ndim == 1 and is_whole and value.dtype != torch.uint64
@@ -314,7 +309,7 @@ def pad_weights(
     rows = []
     for sample in samples:
         labels, weights = sample.get("labels"), sample.get("label_weights")
-        if labels is None or not is_ids(labels):
+        if not isinstance(labels, np.ndarray) or not are_tokens(labels):
             return {}
         if weights is None:
             weights = labels != IGNORED_LABEL

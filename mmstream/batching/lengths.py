@@ -41,7 +41,7 @@ from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.rows import RowDecoder, Transform, one_by_one
 from mmstream.decoding.sample import MeasuredSample, SampleDecoding
 from mmstream.decoding.sample_rng import kept_generators
-from mmstream.decoding.text.decoder import DecodedText, TextDecoder
+from mmstream.decoding.text.decoder import DecodedText, TextDecoder, own_core
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError, SkipSample, where
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.order.permute import stream_key
@@ -150,7 +150,7 @@ class LengthCounter:
         media = {kind: getattr(self.decode, kind) for kind in ("image", "video", "audio")}
         return {
             **({"versions of families": versions} if versions else {}),
-            "tokenizer": _sha256(core_without_limits(tokenizer)),
+            "tokenizer": _sha256(own_core(tokenizer).to_str()),
             "chat_template": _sha256(str(getattr(tokenizer, "chat_template", None) or "")),
             "text": _fields(text, _OTHER_FIELDS),
             **{
@@ -369,15 +369,6 @@ def differing_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         else:
             names.append(name)
     return names
-
-
-def core_without_limits(tokenizer: Any) -> str:
-    """Return what a tokenizer's core is, without the settings that a caller leaves in it."""
-    core = tokenizer.backend_tokenizer
-    copy = type(core).from_str(core.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    return str(copy.to_str())
 
 
 def _sha256(text: str) -> str:

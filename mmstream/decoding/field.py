@@ -11,7 +11,7 @@ batch, and `sample.py` runs the table on each sample:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -328,7 +328,7 @@ def check_image_names(sample: Sample, names: Sequence[str]) -> None:
         DecodeError: Says what to write.
     """
     named = named_image_fields(names) if len(names) > 1 else []
-    if not named or set(named) <= _fields_of_messages(sample):
+    if not named or set(named) <= {str(part.get("field")) for part in _message_parts(sample)}:
         return
     example = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])
     raise DecodeError(
@@ -338,17 +338,15 @@ def check_image_names(sample: Sample, names: Sequence[str]) -> None:
     )
 
 
-def _fields_of_messages(sample: Sample) -> set[str]:
-    """Return the fields that the parts of a sample's messages name."""
+def _message_parts(sample: Sample) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a sample's messages, where these have the usual form."""
     row = sample.get("json")
     messages = row.get("messages") if isinstance(row, dict) else None
-    contents = [
-        message.get("content")
-        for message in (messages if isinstance(messages, list) else [])
-        if isinstance(message, dict)
-    ]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return {str(part.get("field")) for part in parts if isinstance(part, dict)}
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                yield part
 
 
 # -- videos and recordings -------------------------------------------------------------------------
@@ -674,13 +672,9 @@ def row_of(sample: Sample, name: str) -> Mapping[str, Any] | None:
     row = sample.get("json")
     if not isinstance(row, dict):
         return None
-    messages = row.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            is_named = isinstance(part, dict) and part.get("field") == name
-            if is_named and ("start_s" in part or "end_s" in part):
-                return dict(part)
+    for part in _message_parts(sample):
+        if part.get("field") == name and ("start_s" in part or "end_s" in part):
+            return part
     segments = row.get("segments")
     if isinstance(segments, list) and len(segments) == 1 and isinstance(segments[0], dict):
         return {**segments[0], **row}

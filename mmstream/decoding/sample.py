@@ -144,15 +144,6 @@ class SampleDecoding:
         images = self._image_shapes(decodes=decodes) if IMAGE in kinds else []
         return None if images is None else media_shapes(self.plans, images, kinds)
 
-    def all_shapes(self, *, decodes: bool) -> MediaShapes | None:
-        """Return the shapes of all media that belong to its text; as `shapes`."""
-        self.plan(all_shapes=True)
-        _refuse_made_names(self.sample, self._decode)
-        pictures = self._decode.table.free_pictures
-        check_image_names(self.sample, () if pictures is None else pictures.files(self.sample))
-        images = self._image_shapes(decodes=decodes)
-        return None if images is None else media_shapes(self.plans, images, (VIDEO, AUDIO))
-
     def _image_shapes(self, *, decodes: bool) -> list[ImageShape] | None:
         pictures = self._decode.table.free_pictures
         if pictures is None:
@@ -168,8 +159,13 @@ class SampleDecoding:
 
         A picture whose header does not tell its shape is decoded. Such pictures are rare.
         """
-        shapes = self.all_shapes(decodes=True)
-        assert shapes is not None
+        self.plan(all_shapes=True)
+        _refuse_made_names(self.sample, self._decode)
+        pictures = self._decode.table.free_pictures
+        check_image_names(self.sample, () if pictures is None else pictures.files(self.sample))
+        images = self._image_shapes(decodes=True)
+        assert images is not None
+        shapes = media_shapes(self.plans, images, (VIDEO, AUDIO))
         return MeasuredSample(None if self._decode.text is None else self._text(), shapes)
 
     def _text(self) -> DecodedText:

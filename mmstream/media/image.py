@@ -19,7 +19,7 @@ from PIL import Image, ImageFile, PngImagePlugin
 
 from mmstream.errors import DecodeError
 from mmstream.media.jpeg import decode_jpeg, readable_header
-from mmstream.media.limits import Limits
+from mmstream.media.limits import Limits, out_of_memory_refused
 from mmstream.media.orientation import upright, upright_bytes
 from mmstream.media.pillow import (
     FORMATS,
@@ -62,17 +62,10 @@ def decode_bytes(
     return _decode_other(bytes(data), limits, check_shape, to_rgb), 1
 
 
+@out_of_memory_refused("image")
 def decode_whole(data: bytes, limits: Limits) -> NDArray[np.uint8]:
     """Decode an image at its full size; as `decode_bytes`, and too little memory is its error."""
-    try:
-        return decode_bytes(data, limits)[0]
-    except MemoryError as error:
-        raise out_of_memory(error) from None
-
-
-def out_of_memory(error: MemoryError) -> DecodeError:
-    """Return the error of an image for which the machine has not enough memory."""
-    return DecodeError(f"out of memory: {str(error) or 'the image needs more'}")
+    return decode_bytes(data, limits)[0]
 
 
 def decode_mask(

@@ -18,6 +18,8 @@ docs/decoder-safety.md lists all limits.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from mmstream.errors import DecodeError, TimeoutError
@@ -35,6 +37,15 @@ MAX_SIDE = 65_535
 Pillow allocates something for each row, and converts rows whole, so long sides cost more than their
 pixels.
 """
+
+
+@contextmanager
+def out_of_memory_refused(medium: str) -> Iterator[None]:
+    """Refuse a medium for which the machine has not enough memory, in place of a MemoryError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise DecodeError(f"out of memory: {str(error) or f'the {medium} needs more'}") from None
 
 
 class Deadline(NamedTuple):

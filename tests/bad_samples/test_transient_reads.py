@@ -155,14 +155,14 @@ def test_a_shard_that_stays_away_stops_the_run_after_a_second_look(pipeline):
 def test_bytes_that_a_decoder_refuses_are_read_twice_and_decoded_once(pipeline, monkeypatch):
     refused = []
 
-    def decode(decoder, data, *args, real=mm.ImageDecoder._decode):
+    def decode(decoder, data, *args, real=mm.ImageDecoder.decode_planned):
         try:
             return real(decoder, data, *args)
         except mm.errors.DecodeError:
             refused.append(data)
             raise
 
-    monkeypatch.setattr(mm.ImageDecoder, "_decode", decode)
+    monkeypatch.setattr(mm.ImageDecoder, "decode_planned", decode)
     steps = run(pipeline).steps
     assert sum(len(step.bad) for step in steps) == len(BAD)
     assert len(refused) == len(set(refused)) == len(BAD)

@@ -116,13 +116,13 @@ def test_texts_are_tokenized_after_the_functions(captions: str) -> None:
 
 def test_a_filter_costs_no_picture(captions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
-    real = mm.ImageDecoder._decode
+    real = mm.ImageDecoder.decode_planned
 
     def counted(self: mm.ImageDecoder, data: bytes, *args: Any) -> Any:
         decoded.append(data)
         return real(self, data, *args)
 
-    monkeypatch.setattr(mm.ImageDecoder, "_decode", counted)
+    monkeypatch.setattr(mm.ImageDecoder, "decode_planned", counted)
     loader = mm.Loader(make(captions, even_only))
     for batch in loader:
         assert all(int(key) % 2 == 0 for key in batch["__key__"])

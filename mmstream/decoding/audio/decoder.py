@@ -33,7 +33,7 @@ from mmstream.decoding.media_shapes import AudioShape, Span, require_span, row_o
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.media.audio import AudioSource, open_audio
 from mmstream.media.audio_headers import refuse_short
-from mmstream.media.limits import Deadline
+from mmstream.media.limits import Deadline, out_of_memory_refused
 from mmstream.media.types import EncodedMedia
 from mmstream.settings import (
     NonNegativeFloat,
@@ -307,13 +307,10 @@ class AudioDecoder:
         """
         limits = limits or self.start_limits()
         self._check_bytes(data)
-        try:
-            with open_audio(data, limits.deadline) as source:
-                if plan is None:
-                    plan = self._plan(source, row, rng, limits)
-                samples = self._samples(source, plan)
-        except MemoryError as error:
-            raise DecodeError(f"out of memory: {str(error) or 'the audio needs more'}") from None
+        with out_of_memory_refused("audio"), open_audio(data, limits.deadline) as source:
+            if plan is None:
+                plan = self._plan(source, row, rng, limits)
+            samples = self._samples(source, plan)
         if self.features is None:
             return DecodedAudio(self._result(samples), None, plan)
         features = self.features(torch.from_numpy(samples[:, 0]))

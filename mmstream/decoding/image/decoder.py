@@ -57,7 +57,6 @@ from mmstream.media.image import (
     decode_bytes,
     decode_mask,
     header_shape,
-    out_of_memory,
 )
 from mmstream.media.jpeg import (
     JpegHeader,
@@ -65,7 +64,13 @@ from mmstream.media.jpeg import (
     decode_jpeg,
     readable_header,
 )
-from mmstream.media.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
+from mmstream.media.limits import (
+    MAX_MEMORY,
+    MAX_PIXELS,
+    TIMEOUT_S,
+    Limits,
+    out_of_memory_refused,
+)
 from mmstream.media.types import Shape
 from mmstream.settings import (
     Fraction,
@@ -341,6 +346,7 @@ class ImageDecoder:
         picture = self.plan_picture(data, rng, limits, plan)
         return self.decode_planned(data, picture, out, rng, limits)
 
+    @out_of_memory_refused("image")
     def plan_picture(
         self,
         data: bytes | memoryview,
@@ -365,47 +371,11 @@ class ImageDecoder:
             DecodeError: The image exceeds a limit.
             ConfigError: ``rng`` is missing.
         """
-        try:
-            return self._plan(data, rng, geometry, limits or self.start_limits())
-        except MemoryError as error:
-            raise out_of_memory(error) from None
-
-    def decode_planned(
-        self,
-        data: bytes | memoryview,
-        plan: PicturePlan | None,
-        out: NDArray[np.uint8] | None = None,
-        rng: np.random.Generator | None = None,
-        limits: Limits | None = None,
-    ) -> Decoded:
-        """Decode one image as `decode` does, after `plan_picture`.
-
-        Args:
-            data: The encoded file.
-            plan: What `plan_picture` returned for this file.
-            out: As in a call. It fits the result.
-            rng: What `plan_picture` was given.
-            limits: As in `decode`.
-
-        Raises:
-            DecodeError: As in `decode`.
-        """
-        try:
-            return self._decode(data, plan, out, rng, limits or self.start_limits())
-        except MemoryError as error:
-            raise out_of_memory(error) from None
-
-    def _plan(
-        self,
-        data: bytes | memoryview,
-        rng: np.random.Generator | None,
-        geometry: Plan | None,
-        limits: Limits,
-    ) -> PicturePlan | None:
+        limits = limits or self.start_limits()
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        if geometry is None:
-            self._check_rng(rng)
+        if geometry is None and self.is_random and rng is None:
+            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
         header = readable_header(data) if data[:2] == JPEG_START else None
         if geometry is not None:
             if header is not None:
@@ -427,25 +397,28 @@ class ImageDecoder:
         scaled = self._scaled(views, picture, factor, limits)
         return PicturePlan(picture, views, factor, header, scaled)
 
-    def _scaled(self, views: list[View], picture: Shape, factor: int, limits: Limits) -> list[View]:
-        """Return the views of a picture that is decoded smaller, and check what they need."""
-        small = picture
-        if factor > 1:
-            small = (-(-picture[0] // factor), -(-picture[1] // factor))
-            views = [scaled_view(view, picture, factor) for view in views]
-        for view in views:
-            limits.check_memory(render_bytes(view, small), *picture)
-        return views
-
-    def _decode(
+    @out_of_memory_refused("image")
+    def decode_planned(
         self,
         data: bytes | memoryview,
         plan: PicturePlan | None,
-        out: NDArray[np.uint8] | None,
-        rng: np.random.Generator | None,
-        limits: Limits,
+        out: NDArray[np.uint8] | None = None,
+        rng: np.random.Generator | None = None,
+        limits: Limits | None = None,
     ) -> Decoded:
-        """Decode a file by its plan. Without one, plan the result after decoding."""
+        """Decode one image as `decode` does, after `plan_picture`.
+
+        Args:
+            data: The encoded file.
+            plan: What `plan_picture` returned for this file.
+            out: As in a call. It fits the result.
+            rng: What `plan_picture` was given.
+            limits: As in `decode`.
+
+        Raises:
+            DecodeError: As in `decode`.
+        """
+        limits = limits or self.start_limits()
         check_shape = partial(self._check_result, limits) if plan is None else None
         if self.mask:
             pixels, factor = decode_mask(data, limits, check_shape), 1
@@ -472,6 +445,16 @@ class ImageDecoder:
             return Decoded(pixels, plan.picture, plan.views[0])
         tiles = [result if result.ndim == 4 else result[None] for result in results]
         return Decoded(np.concatenate(tiles), plan.picture, plan.views[0])
+
+    def _scaled(self, views: list[View], picture: Shape, factor: int, limits: Limits) -> list[View]:
+        """Return the views of a picture that is decoded smaller, and check what they need."""
+        small = picture
+        if factor > 1:
+            small = (-(-picture[0] // factor), -(-picture[1] // factor))
+            views = [scaled_view(view, picture, factor) for view in views]
+        for view in views:
+            limits.check_memory(render_bytes(view, small), *picture)
+        return views
 
     def prepared_shape(self, data: bytes | memoryview) -> ImageShape | None:
         """Tell from an image's header alone which shape its result will have.
@@ -515,10 +498,6 @@ class ImageDecoder:
         wanted = None if shape is None else shape if self.mask else (*shape, 3)
         if out.shape != wanted or out.dtype != np.uint8 or not out.flags.c_contiguous:
             raise ConfigError(f"out: {out.dtype} {out.shape} cannot hold a result of {shape}")
-
-    def _check_rng(self, rng: np.random.Generator | None) -> None:
-        if self.is_random and rng is None:
-            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
 
     def _check_result(self, limits: Limits, height: int, width: int) -> None:
         """Refuse a picture whose result exceeds a limit, whichever way it is turned upright.

@@ -21,7 +21,6 @@ import json
 import logging
 import multiprocessing
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -177,8 +176,8 @@ class Chat:
         try:
             marked = self._render(messages, tools)
             if self.marks_turns:
-                spans = marked.generated
-                owners = _owners(marked, spans, answers)
+                owners = [number for number, _ in marked.generated]
+                spans = [span for _, span in marked.generated]
             else:
                 for i in answers:
                     if not marked.segments.get(i):
@@ -186,17 +185,14 @@ class Chat:
                 owners, spans = answers, self._locate(messages, answers, marked, tools)
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
-        if -1 in owners and any(weight != 1 for weight in weights):
+        if not set(owners) <= set(answers) and any(weight != 1 for weight in weights):
             raise DecodeError(
                 f"chat template: it marks {len(spans)} answers of {len(answers)}, and the messages "
                 "say which of them are not trained, or how much each counts"
             )
-        weight_of = {-1: 1.0, **dict(zip(answers, weights, strict=True))}
-        trained = [
-            (span, weight_of[owner])
-            for owner, span in zip(owners, spans, strict=True)
-            if weight_of[owner]
-        ]
+        weight_of = dict(zip(answers, weights, strict=True))
+        weights = [weight_of.get(owner, 1.0) for owner in owners]
+        trained = [entry for entry in zip(spans, weights, strict=True) if entry[1]]
         return Rendered(
             marked.text,
             [span for span, _ in trained],
@@ -367,8 +363,13 @@ class Chat:
             earlier: (role before the answer, prompt, what the template writes between the prompt
                 and the answer's own words) of earlier answers. Gets that of this one.
         """
+        if not self.prompt and self.header is None:
+            raise DecodeError(
+                "chat template: it writes no generation prompt, and around an answer something "
+                "that cannot be told apart, so it cannot be told where the model begins"
+            )
         if not self.prompt:
-            return self._known_header
+            return self.header or ""
         role = messages[i - 1]["role"] if i else ""
         text, (start, stop) = marked.text, marked.segments[i][0]
         own_texts = _own_words(messages[i])
@@ -392,15 +393,6 @@ class Chat:
         if offsets and ("\n" not in between or not between.strip()):
             earlier.append((role, prompt, between))
         return prompt
-
-    @property
-    def _known_header(self) -> str:
-        if self.header is None:
-            raise DecodeError(
-                "chat template: it writes no generation prompt, and around an answer something "
-                "that cannot be told apart, so it cannot be told where the model begins"
-            )
-        return self.header
 
     def _begin(self, number: int, prompt: str, text: str, start: int, stop: int) -> int:
         """Return where the model begins answer `number`, whose part begins with its prompt.
@@ -602,16 +594,6 @@ def _log_date(source: str, today: datetime.date | None) -> None:
     else:
         return
     _log.warning("the chat template writes the date of today; %s", advice)
-
-
-def _owners(marked: MarkedText, spans: list[Span], answers: list[int]) -> list[int]:
-    """Return the number of the answer that each span is in. -1: it is in none, or nobody knows."""
-    segments = sorted((*segment, i) for i in answers for segment in marked.segments.get(i, ()))
-    owners = []
-    for start, stop in spans:
-        index = bisect_right(segments, (start, len(marked.text) + 1, 0)) - 1
-        owners.append(segments[index][2] if index >= 0 and stop <= segments[index][1] else -1)
-    return owners
 
 
 def check_messages(messages: Any) -> list[Message]:

@@ -228,11 +228,7 @@ class TextDecoder:
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         if self.field == "json" and not has_template:
             raise ConfigError('field="json": the tokenizer has no chat template')
-        core = type(self.tokenizer.backend_tokenizer).from_str(
-            self.tokenizer.backend_tokenizer.to_str()
-        )
-        core.no_padding()
-        core.no_truncation()  # the whole length is counted, and the library keeps the rest anyway
+        core = own_core(self.tokenizer)
         placeholders = make_placeholders(core, self._lengths, self.max_length)
         tokens = {kind: token for kind, (token, _) in self._lengths.items()}
         kinds = self.counted_media
@@ -613,6 +609,14 @@ class TextDecoder:
             num_dropped,
             weights=rendered.weights if is_weighted else None,
         )
+
+
+def own_core(tokenizer: Any) -> Any:
+    """Return a copy of a tokenizer's core, without the settings that a caller leaves in it."""
+    core = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    core.no_padding()
+    core.no_truncation()  # the whole length is counted, and the library keeps the rest anyway
+    return core
 
 
 def _refuse_preference(row: dict[str, Any]) -> None:

@@ -44,8 +44,9 @@ class MarkedText(NamedTuple):
     is empty."""
     end: int
     """Where the last loop over the messages ends."""
-    generated: list[tuple[int, int]]
-    """What the template says that the model generates, in order."""
+    generated: list[tuple[int, tuple[int, int]]]
+    """What the template says that the model generates, in order, with the number of the message
+    that it was at. -1: it was at none, or nobody knows."""
 
 
 @lru_cache(maxsize=64)
@@ -118,24 +119,27 @@ def split(rendered: str, num_messages: int) -> MarkedText:
         >>> marked.text, marked.segments
         ('<s>user: hi\nbot: ho\n</s>', {0: [(3, 12)], 1: [(12, 20)]})
     """
-    # A piece, the edge of what is generated or the loop of a mark, how many messages are left there.
+    # A piece, the edge of what is generated, or the loop of a mark and its messages that are left.
     pieces = _FOUND.split(rendered)
     reader, fits = _Reader(), True
-    edges: list[int] = []
+    edges: list[tuple[int, int]] = []
     for i in range(0, len(pieces) - 1, 4):
         piece, edge, loop, num_left = pieces[i : i + 4]
         if piece:
             reader.write(piece)
         if edge:
-            edges.append(reader.position)
+            edges.append((reader.stack[-1][1] if reader.stack else -1, reader.position))
         elif num_left is None:
             fits &= reader.leave(loop)
         else:
             fits &= reader.enter(loop, num_messages - int(num_left))
     text = "".join(pieces[::4])
-    generated = list(zip(edges[::2], edges[1::2], strict=True))
+    generated = [
+        (number, (start, stop))
+        for (number, start), (_, stop) in zip(edges[::2], edges[1::2], strict=True)
+    ]
     if not fits or reader.stack or not reader.left:
-        return MarkedText(text, {}, len(text), generated)
+        return MarkedText(text, {}, len(text), [(-1, span) for _, span in generated])
     return MarkedText(text, reader.segments, reader.end, generated)
 
 

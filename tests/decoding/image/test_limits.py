@@ -330,7 +330,7 @@ def test_the_results_of_a_sample_share_the_memory() -> None:
 def test_too_many_images_of_one_size_are_refused_before_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mm.ImageDecoder, "_decode", NEVER)
+    monkeypatch.setattr(mm.ImageDecoder, "decode_planned", NEVER)
     images = {f"{n}.jpg": JPEG for n in range(8000)}
     decode = mm.Decode(image=mm.ImageDecoder(size=224))
     with pytest.raises(
