@@ -475,6 +475,8 @@ def test_decoders_by_field_and_functions_before_decoding_are_compared(decoders):
         decoders(fields | {"b": mm.Boxes("json.b", format="xywh")}, **group),
         decoders(fields, (first,), **group),
         decoders({"jpg": fields["jpg"]}),
+        decoders(fields, max_json_bytes=99, **group),
+        decoders(fields, min_lazy_bytes=99, **group),
     ):
         assert other != same
 

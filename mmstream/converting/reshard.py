@@ -26,7 +26,7 @@ from mmstream.converting.report import read_shard_report, remove_reports, report
 from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes, wrong_size
 from mmstream.dataset.buckets import bucket_selections
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import commit, json_lines
+from mmstream.dataset.files import commit, json_lines, read_json
 from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
@@ -314,11 +314,11 @@ def _is_finished(store: Store, recipe: dict[str, Any]) -> bool:
 
     Raises:
         ConfigError: There is something else.
+        ManifestError: What an earlier call wrote is damaged.
     """
     names = store.list().keys()
     if MARKER_NAME in names:
-        marker = msgspec.json.decode(store.read(MARKER_NAME))
-        if isinstance(marker, dict) and marker.get("reshard") == recipe:
+        if read_json(store, MARKER_NAME).get("reshard") == recipe:
             return False
     elif MANIFEST_NAME in names:
         if Manifest.read(store).source.get("reshard") == recipe:

@@ -280,7 +280,15 @@ def _entries_of_other_tars(dataset: Dataset) -> _List:
     own_names = {info.name for info in dataset.manifest.shards}
     try:
         listed = _read_list(store)
-    except (FileNotFoundError, ManifestError):
+    except FileNotFoundError:
+        return _List(LIST_VERSION, {})
+    except ManifestError as error:
+        logger.warning(
+            "%s; the damaged list is kept as %s. Duplicates that it named take part again: leave "
+            "them out by `mmstream duplicates --drop`",
+            error,
+            PREVIOUS_NAME,
+        )
         return _List(LIST_VERSION, {})
     gone = {
         name

@@ -340,6 +340,8 @@ def draws_by(
     values = _of_shards(dataset, lambda shard: read_columns(dataset, shard, [by])[by], True)
     for draws, column in zip(own_draws, values, strict=True):
         for index, value in enumerate(column.to_pylist()):
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)  # a shard has 3.0 where another one has 3
             if value is not None:
                 draws[index] = (xxh3_64_intdigest(f"{seed}\0{value}".encode()) >> 11) * 2.0**-53
         yield draws

@@ -85,6 +85,8 @@ def rank_settings(
     if pipeline.decode is not None:
         settings["decoders by field"] = dict(pipeline.decode.fields or {})
         settings["same_geometry"] = list(pipeline.decode.same_geometry)
+        settings["max_json_bytes"] = pipeline.decode.max_json_bytes
+        settings["min_lazy_bytes"] = pipeline.decode.min_lazy_bytes
         if pipeline.decode.table.pictures:
             packages += IMAGE_PACKAGES
     settings["image decoder"] = None if image is None else type(image)

@@ -116,7 +116,8 @@ HEAD_BYTES = 400
 MAX_TAGS = 100
 """Most ID3 tags in a row that are passed over."""
 
-_MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_EMPTY_BOXES = (b"free", b"skip", b"wide", b"pnot")
+_MP4_BOXES = (b"ftyp", b"moov", b"mdat", *_EMPTY_BOXES)
 _TRANSPORT_PACKETS = (188, 192, 204)
 """Bytes of a packet of an MPEG transport stream, with and without time stamps or parity."""
 _IN_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
@@ -132,8 +133,24 @@ def kind_of(name: str) -> Kind | None:
 
 def sniff_file(data: bytes) -> MediaType | None:
     """Return the type of a file, or None if it is unknown. Some show it behind 64 bytes only."""
-    media_type = sniff(data[:64])
+    if data.startswith(b"ID3"):
+        return BY_EXTENSION[container_format(data) or "mp3"]
+    media_type = sniff(data[_behind_empty_boxes(data) :][:64])
     return media_type or BY_EXTENSION.get(_OF_CONTAINER.get(container_format(data) or "", ""))
+
+
+def _behind_empty_boxes(data: bytes) -> int:
+    """Return where the first box with content begins; 0 where the file is none of the MP4 family.
+
+    Such boxes hold room for later edits.
+    """
+    position = 0
+    while data[position + 4 : position + 8] in _EMPTY_BOXES:
+        size = int.from_bytes(data[position : position + 4], "big")
+        if size < 8 or position + size > len(data):
+            return 0
+        position += size
+    return position
 
 
 def sniff(head: bytes) -> MediaType | None:

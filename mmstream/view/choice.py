@@ -146,22 +146,26 @@ class Choices:
 
     def __init__(self, content: Content) -> None:
         self._content = content
-        self.of = lru_cache(MAX_CHOICES)(self._choose)
-        self.facets = lru_cache(MAX_CHOICES)(self._facets)
+        self._chosen = lru_cache(MAX_CHOICES)(self._choose)
+        self._facets = lru_cache(MAX_CHOICES)(Facets)
+
+    def of(self, source: str, select: str, where: str) -> Choice:
+        """Return what a stored selection and a condition choose of a source."""
+        try:
+            return self._chosen(source, select, where)
+        except (ConfigError, FileNotFoundError) as error:  # not kept: it may be written soon
+            own = self._content.source(source)
+            return Choice(own.name, own.dataset, select, where, problem=str(error))
+
+    def facets(self, source: str, select: str, where: str) -> Facets:
+        """Return the counts of what is chosen, as far as they are known."""
+        return self._facets(self.of(source, select, where).dataset)
 
     def _choose(self, source: str, select: str, where: str) -> Choice:
-        """Return what a stored selection and a condition choose of a source."""
         own = self._content.source(source)
-        choice = Choice(own.name, own.dataset, select, where)
-        try:
-            view = own.dataset.select(select) if select else own.dataset
-            if not where:
-                return choice._replace(dataset=view)
-            explanation, selection = explained(view, rule_of(where), progress=False)
-        except (ConfigError, FileNotFoundError) as error:
-            return choice._replace(problem=str(error))
-        view = view.with_selection(selection)
-        return choice._replace(dataset=view, clauses=(*explanation.clauses, explanation.together))
-
-    def _facets(self, source: str, select: str, where: str) -> Facets:
-        return Facets(self.of(source, select, where).dataset)
+        view = own.dataset.select(select) if select else own.dataset
+        if not where:
+            return Choice(own.name, view, select, where)
+        explanation, selection = explained(view, rule_of(where), progress=False)
+        clauses = (*explanation.clauses, explanation.together)
+        return Choice(own.name, view.with_selection(selection), select, where, clauses)

@@ -127,16 +127,17 @@ def find(request: Request) -> Response:
     """Lead to the sample that a key, or a line of a log, names."""
     content, text = request.app.state.content, request.query_params.get("q", "").strip()
     problems = []
+    try:  # a key may have to be looked for in all shards
+        return RedirectResponse(link("sample", *content.data.ref_of(text)), 303)
+    except ConfigError as error:
+        problems.append(str(error))
     for source in content.sources.values():
         try:
             shard, index = source.dataset.ref_of_key(text)
             return RedirectResponse(link("sample", source.first_shard + shard, index), 303)
         except KeyError as error:
             problems.append(str(error.args[0]))
-    try:
-        return RedirectResponse(link("sample", *content.data.ref_of(text)), 303)
-    except ConfigError as error:
-        raise ConfigError("; ".join([*problems, str(error)])) from None
+    raise ConfigError("; ".join(problems))
 
 
 # -- one sample ------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ def _lies(dataset: Any, shard: int, index: int) -> list[tuple[str, str]]:
         facts.append(("CRC-32C", f"{int(columns.checksums[index]):08x}"))
     if (shard, index) in dataset.removed:
         facts.append(("taken down", dataset.removed[shard, index]))
-    if [shard, index] in dataset.bad.tolist():
+    elif (dataset.bad == (shard, index)).all(axis=1).any():
         facts.append(("bad list", "no epoch has it"))
     return facts
 
@@ -328,6 +329,5 @@ def _write(request: Request, values: Mapping[str, str]) -> Response:
         )
     except (MMStreamError, OSError) as error:
         return _answer(request, choice, name, str(error))
-    request.app.state.choices.of.cache_clear()  # the name may have led nowhere before
     url = choice.dataset.index_store.url_of(f"mmstream.select.{record.digest}")
     return _answer(request, choice, name, written=url)

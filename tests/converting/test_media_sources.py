@@ -26,7 +26,7 @@ from mmstream.converting.media import references
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import Archive, Archives, MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
-from mmstream.media.types import sniff
+from mmstream.media.types import sniff, sniff_file
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import write_files
 from tests.helpers.media import load_media
@@ -459,6 +459,21 @@ def load_file(root, path, kind="image"):
 def test_a_type_is_told_by_the_first_bytes(head, expected):
     found = sniff(head)
     assert (found and (found.kind, found.extension)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "content", "extension"),
+    [
+        (b"ID3\x04\0\0\0\0\0\x0a" + bytes(10), b"fLaC\0\0\0\x22" + bytes(99), "flac"),
+        (b"ID3\x04\0\0\0\0\0\x0a" + bytes(10), b"\xff\xf1\x50\x80" + bytes(99), "aac"),
+        (struct.pack(">I", 8) + b"free", struct.pack(">I", 24) + b"ftypisom" + bytes(12), "mp4"),
+        (struct.pack(">I", 99) + b"skip" + bytes(91), bytes(4) + b"moov" + bytes(99), "mov"),
+    ],
+)
+def test_a_type_is_told_behind_tags_and_empty_boxes(before, content, extension):
+    found = sniff_file(before + content)
+    assert found is not None
+    assert found.extension == extension
 
 
 @pytest.mark.parametrize(

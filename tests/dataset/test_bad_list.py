@@ -98,6 +98,16 @@ def test_a_list_that_changes_stays_as_the_one_before(dataset, tmp_path):
     assert known(tmp_path) == [[0, 1]]
 
 
+def test_a_new_list_in_place_of_a_damaged_one_says_what_is_lost(dataset, tmp_path, caplog):
+    write_bad(dataset, [(0, 1)], duplicates=np.array([[0, 2]]))
+    path = tmp_path / BAD_NAME
+    damaged = path.read_bytes().replace(b"[2]", b"[0]")
+    path.write_bytes(damaged)
+    write_bad(dataset, [(0, 1)])
+    assert "Duplicates that it named take part again" in caplog.text
+    assert (tmp_path / PREVIOUS_NAME).read_bytes() == damaged
+
+
 def test_length_and_random_access_know_all_samples(dataset, tmp_path):
     write_bad(dataset, [(0, 0), (3, 0)])
     again = mm.open_dataset(tmp_path)

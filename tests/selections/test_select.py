@@ -188,6 +188,18 @@ def test_samples_of_one_value_lie_on_one_side_of_a_split(tmp_path: Path) -> None
         dataset.sample(0.5, by="speakr")
 
 
+def test_a_value_is_the_same_as_a_whole_number_and_as_a_float(tmp_path: Path) -> None:
+    rows = [
+        {"text": f"text {n}", "speaker": n % 20 if n < 100 else n % 20 * 1.0} for n in range(200)
+    ]
+    rows[199]["speaker"] = 7.5  # so all of its shard are floats
+    dataset = mm.open_dataset(write(str(tmp_path / "corpus"), rows))
+    train, val = dataset.split(0.7, by="json.speaker")
+    speakers = [{rows[n]["speaker"] for n in numbers(part)} for part in (train, val)]
+    assert speakers[0].isdisjoint(speakers[1])
+    assert all(speakers)
+
+
 # -- stored ----------------------------------------------------------------------------------------
 
 
@@ -565,7 +577,7 @@ def test_few_options_choose_and_commands_have_not_too_many() -> None:
     for name in ("train", "info", "bake", "bench", "reshard", "select"):
         assert options <= {*options_of(name)}
     assert options & {*options_of("show")} == {"--select", "--where"}
-    assert len(options_of("train")) <= 30
+    assert len(options_of("train")) <= 31
     assert len(options_of("show")) <= 14
 
 

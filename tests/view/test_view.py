@@ -170,6 +170,7 @@ def test_one_sample_says_where_it_lies_what_is_learned_and_when_it_is_shown(clie
     checksum = dataset.shards.indexes.columns(1).checksums[4]
     assert f"{int(checksum):08x}" in page
     assert client.get("/find?q=000024").headers["location"] == "/sample/1/4"
+    assert client.get("/find?q=shard-000001.tar[4]").headers["location"] == "/sample/1/4"
     assert "names no sample" in text_of(client, "/find?q=nothing", 400)
 
 
@@ -198,6 +199,7 @@ def test_a_selection_is_written_after_a_question_with_the_token(folder):
     assert fields["token"] == TOKEN
     form = {"where": "json.lang = 'zh'", "name": "chinese", "token": TOKEN}
     assert client.post("/select", data={**form, "token": "x"}).status_code == 403
+    assert "no such selection" in text_of(client, "/?select=chinese")
     assert "Written to" in client.post("/select", data=form).text
     assert len(mm.open_dataset(folder).select("chinese")) == 11
     two_words = client.post("/select", data={**form, "name": "in chinese"}).text
