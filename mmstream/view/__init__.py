@@ -5,6 +5,7 @@
 content.py  what all pages show: the data, a pipeline, its order, the folder of a run
 choice.py   the samples that a condition chooses, and counts of the values of columns
 samples.py  the grid, one sample, and its files
+spectrogram.py  sounds as pictures
 order.py    which step, rank and row shows a sample
 trouble.py  rejects, quarantine, the bad list, takedowns, duplicates
 charts.py   statistics and the metrics of a run as pictures

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import closing
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -31,13 +31,17 @@ from mmstream.view.choice import Choice
 from mmstream.view.content import Content
 from mmstream.view.order import is_searched_whole, places_of
 from mmstream.view.pages import Pager, link, number_of, show
-from mmstream.view.tiles import played_as, player, tiles_of
+from mmstream.view.spectrogram import spectrogram_of
+from mmstream.view.tiles import is_sound, played_as, player, tiles_of
 
 PAGE_SAMPLES = 24
 """Samples of a page of the grid."""
 
 MAX_PAGE_BYTES = 96 << 20
 """What a page of the grid reads, about. It shows fewer samples where they are large."""
+
+MAX_SOUNDS = 4
+"""Sounds of a sample of which spectrograms are drawn."""
 
 MAX_FORM_BYTES = 64 << 10
 """Longest body of a request."""
@@ -161,6 +165,8 @@ def one(request: Request) -> Response:
         values["players"] = [
             player(ref, name) for name, data in files.items() if len(data) > MAX_FILE_BYTES
         ]
+        sounds = islice(filter(is_sound, files), MAX_SOUNDS)
+        values["spectrograms"] = [spectrogram_of(name, files[name]) for name in sounds]
     _, dataset, own_shard = content.data.locate(ref[0])
     values["num_in_shard"] = int(dataset.counts[own_shard])
     values["lies"] = _lies(dataset, own_shard, ref[1])

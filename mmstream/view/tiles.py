@@ -10,13 +10,14 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from mmstream.dataset.source import load_indexes
-from mmstream.display.contents import images_of, key_text, recordings_of, text_of
+from mmstream.display.contents import Recording, images_of, key_text, recordings_of, text_of
 from mmstream.display.media import recording_tile, thumbnail
 from mmstream.errors import MMStreamError, where
 from mmstream.media.types import AUDIO_EXTENSIONS, BY_EXTENSION
 from mmstream.types import SampleRef
 from mmstream.view.content import Content
 from mmstream.view.pages import link
+from mmstream.view.spectrogram import TILE_HEIGHT, TILE_SECONDS, TILE_WIDTH, spectrogram_of
 
 NUM_THREADS = 8
 """Samples that are read and drawn side by side."""
@@ -69,7 +70,7 @@ def _tile(content: Content, ref: SampleRef) -> Tile:
         key = key_text(sample)
         media = [thumbnail(image, SIDE, key) for image in islice(images.values(), 1)]
         if not images:
-            media = [recording_tile(*named) for named in islice(recordings.items(), 1)]
+            media = [_recording(*named) for named in islice(recordings.items(), 1)]
         players = [player(ref, name) for name in islice(recordings, MAX_PLAYERS)]
         of_images = f", {len(images)} images" if len(images) > 1 else ""
         return tile._replace(
@@ -79,12 +80,27 @@ def _tile(content: Content, ref: SampleRef) -> Tile:
         return tile._replace(problem=str(error))
 
 
+def _recording(name: str, recording: Recording) -> Markup:
+    """Return a sound as its spectrogram, or else a recording as `recording_tile` shows it."""
+    if isinstance(recording, bytes) and is_sound(name):
+        sound = spectrogram_of(name, recording, (TILE_WIDTH, TILE_HEIGHT), TILE_SECONDS)
+        if not sound.problem:
+            return Markup('<img class="sound" alt="{}" title="{}" src="{}">').format(
+                sound.label, sound.label, sound.source
+            )
+    return recording_tile(name, recording)
+
+
+def is_sound(name: str) -> bool:
+    """Tell whether a file is a sound by its name."""
+    return name.rpartition(".")[2] in AUDIO_EXTENSIONS
+
+
 def player(ref: SampleRef, name: str) -> Markup:
     """Return a player of a file of a sample; nothing where browsers do not play it."""
-    extension = name.rpartition(".")[2]
     if played_as(name) is None:
         return Markup()
-    kind = "audio" if extension in AUDIO_EXTENSIONS else "video"
+    kind = "audio" if is_sound(name) else "video"
     tag = '<{} controls preload="none" aria-label="{}" src="{}"></{}>'
     return Markup(tag).format(kind, name, link("file", *ref, name), kind)
 

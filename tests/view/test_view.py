@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -17,6 +19,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
@@ -29,6 +32,7 @@ from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.view.app import application
 from mmstream.view.charts import Line, read_metrics, starts_of
 from mmstream.view.content import Content
+from mmstream.view.spectrogram import decibels, spectrogram_of
 from tests.cli.test_show import EVIL, SVG, hostile
 from tests.helpers.browser import open_page
 from tests.helpers.corpora import captioned, jpeg, write_corpus
@@ -439,3 +443,30 @@ def test_video_has_a_player_and_frames(tmp_path):
     assert 'src="/file/0/0/mp4"></video>' in page
     assert page.count("data:image/") >= 2
     assert np.frombuffer(client_of(url).get("/file/0/0/mp4").content, np.uint8).size > 1000
+
+
+def test_a_sound_is_drawn_with_axes_and_a_broken_one_says_why(folder, client, tmp_path):
+    page = text_of(client, "/sample/0/7")
+    (picture,) = re.findall(r'<image href="data:image/png;base64,([^"]+)"', page)
+    image = PIL.Image.open(io.BytesIO(base64.b64decode(picture)))
+    assert image.size == (720, 180)
+    assert "spectrogram of wav, 1.9 s" in page
+    assert re.findall(r">([\d,.]+)</text>", page)[:5] == ["0", "2,000", "4,000", "6,000", "8,000"]
+    sounds = {0: audio_file(seconds=1), 1: audio_file(seconds=1)[:2000]}
+    other = client_of(write_corpus(tmp_path, [2], lambda number: {"wav": sounds[number]}))
+    assert text_of(other, "/").count('<img class="sound"') == 1
+    assert "wav: no spectrogram, since truncated wav" in text_of(other, "/sample/0/1")
+
+
+def test_a_spectrogram_shows_tones_clicks_and_only_the_start_of_a_long_sound():
+    times = np.arange(32000) / 16000
+    loudness = decibels(np.sin(2 * np.pi * 2000 * times), 16000, 100)
+    assert loudness.shape[1] == 100
+    assert loudness.mean(axis=1).argmax() / (len(loudness) - 1) == 2000 / 8000
+    click = np.zeros(320_000)
+    click[160_000] = 1
+    assert decibels(click, 16000, 100).sum(axis=0).argmax() in (49, 50)
+    assert decibels(np.zeros(50), 16000, 100).max() == 0
+    sound = spectrogram_of("wav", audio_file(seconds=3), max_seconds=2)
+    assert (sound.seconds, sound.num_seconds) == (2, 3)
+    assert sound.label == "spectrogram of wav, 2.0 of 3.0 s"
