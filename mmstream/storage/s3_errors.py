@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
-from mmstream.storage.retry import CREDENTIALS_HINT, THROTTLED_STATUS, StoreHealth
+from mmstream.storage.retry import CREDENTIALS_HINT, THROTTLED_STATUS, StoreHealth, may_pass
 from mmstream.storage.store import RequestError
 from mmstream.storage.web import seconds_until, timestamp
 
@@ -36,6 +36,14 @@ _THROTTLED_CODES = {
 }
 _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
 """With status 400. Other refusals of access have 401 or 403."""
+
+_PASSING_CODES = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
+"""With a status of 4xx. What else S3 says with such a status mostly stays as it is."""
+
+_FINAL_ACCESS = {"AccountProblem", "AllAccessDisabled", "InvalidObjectState"}
+"""With status 403: no other credentials help."""
+
+_ARCHIVE_HINT = "; the object lies in an archive: restore it first"
 
 _TLS_HINT = "; if this server speaks TLS, write https:// in AWS_ENDPOINT_URL"
 
@@ -148,8 +156,14 @@ class Refusal(NamedTuple):
         if self.code in _REGION_CODES or (self.status in _REDIRECTS and (self.region or self.code)):
             return "region"
         if self.status in (401, 403) or self.is_token:
-            return "credentials"
+            return None if self.code in _FINAL_ACCESS else "credentials"
         return None
+
+    @property
+    def may_be_final(self) -> bool:
+        """S3 names a fault of the request or of the object, which a later request has, too."""
+        is_of_client = 400 <= self.status < 500 and not may_pass(self.status)
+        return is_of_client and self.mending is None and self.code not in {"", *_PASSING_CODES}
 
 
 def failure(url: str, refusal: Refusal, health: StoreHealth, *, waits_for_access: bool) -> OSError:
@@ -189,10 +203,12 @@ def failure(url: str, refusal: Refusal, health: StoreHealth, *, waits_for_access
         return _proxy_failure(url)
     is_unlike_s3 = status == 400 and not (is_of_s3 or health.has_answered)
     hint = _REDIRECT_HINT if status in _REDIRECTS else _TLS_HINT if is_unlike_s3 else ""
+    hint = _ARCHIVE_HINT if code == "InvalidObjectState" else hint
     return RequestError(
         f"{refusal}{hint}",
         is_throttled=is_throttled,
         retry_after_s=refusal.retry_after_s,
+        may_be_final=refusal.may_be_final and not is_throttled,
     )
 
 

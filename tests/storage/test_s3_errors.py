@@ -20,6 +20,7 @@ from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
 from mmstream.storage.range_client import range_client
 from mmstream.storage.retry import _health, retry
+from mmstream.storage.store import RequestError
 from tests.helpers.aws import SECRET, TOKEN
 from tests.helpers.stub_server import refused, reply
 from tests.helpers.web_stubs import S3Stub, running
@@ -278,6 +279,26 @@ def test_a_server_in_trouble_is_asked_five_times_and_not_more(server, pauses):
     with pytest.raises(StorageError, match="failed 5 times"):
         open_store(URL).read_range("a", 0, 1000)
     assert server.requests == ["GET /bucket/corpus/a"] * 5
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "hint"),
+    [
+        ("400 Bad Request", "InvalidRequest", ""),
+        ("400 Bad Request", "KMS.DisabledException", ""),
+        ("403 Forbidden", "InvalidObjectState", "the object lies in an archive: restore it"),
+    ],
+)
+def test_a_refusal_that_stays_is_an_error_after_five_tries(server, pauses, status, code, hint):
+    store = open_store(URL)
+    CALLS["stat"](store)
+    refuse(server, refused(status, code))
+    with pytest.raises(StorageError, match=f"failed 5 times.*{code}.*{hint}"):
+        store.read_range("a", 0, 9)
+    assert len(pauses) == 4
+    with pytest.raises(RequestError, match=code) as caught:
+        CALLS["reader"](store)
+    assert caught.value.may_be_final
 
 
 @pytest.mark.slow
