@@ -267,7 +267,7 @@ def check_consistency(
             f"({escaped(str(error))}); the process of rank 0 may have ended"
         ) from error
     if verdict != SAME:
-        raise ConfigError(f"{verdict}; nobody trains")
+        raise ConfigError(f"{verdict}; no rank trains")
 
 
 def _default_store() -> Any:

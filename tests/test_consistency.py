@@ -1,4 +1,4 @@
-"""Ranks compare their settings before they begin: one that differs is named, and nobody trains."""
+"""Ranks compare their settings before they begin: one that differs is named, and no rank trains."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_a_rank_that_differs_is_named_on_every_rank_and_nobody_trains(played, na
     expected = DIFFERENT[name][1]
     for outcome in played[name]:
         assert outcome.text.startswith("ConfigError: ")
-        assert outcome.text.endswith("; nobody trains")
+        assert outcome.text.endswith("; no rank trains")
         assert expected in outcome.text
     assert len({outcome.text for outcome in played[name]}) == 1
 
@@ -311,7 +311,7 @@ def test_a_rank_that_never_iterates_is_named_first_in_a_warning_then_in_an_error
 ):
     refused = (
         f"ConfigError: within {ABSENT_S} s rank {absent} has not begun this iteration: every rank "
-        "must iterate its Loader; for one rank alone pass world=mm.World(0, 1); nobody trains"
+        "must iterate its Loader; for one rank alone pass world=mm.World(0, 1); no rank trains"
     )
     texts = ["not begun" if rank == absent else refused for rank in range(WORLD_SIZE)]
     assert [outcome.text for outcome in played[name]] == texts
@@ -390,7 +390,7 @@ MANY = {f"setting {number}": "1" for number in range(9)}
         ([{}, {}, {"b": "1"}], "b is 1 there and not set elsewhere; "),
         ([{"seed": str(rank)} for rank in range(7)], "rank 4 differs .* elsewhere; and 2 more ki"),
         ([{"seed": str(rank % 2)} for rank in range(14)], "ranks 1, 3, 5, 7 and 3 more differ "),
-        ([MANY, MANY, dict.fromkeys(MANY, "2")], "elsewhere, and 5 more; nobody trains"),
+        ([MANY, MANY, dict.fromkeys(MANY, "2")], "elsewhere, and 5 more; no rank trains"),
     ],
 )
 def test_the_settings_of_most_ranks_are_taken_for_the_right_ones(ranks, settings, verdict):

@@ -590,10 +590,10 @@ def marker_lock(store: Store) -> Iterator[None]:
 
 # -- one output for each split ---------------------------------------------------------------------
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two looks at a destination to which another rank converts."""
 
-SAY_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Seconds between two lines of the log that say so."""
 
 
@@ -740,12 +740,12 @@ def locked_outputs(
             locks.close()
             if work.shard_range is not None or num_ranks() == 1:
                 raise
-            if time.monotonic() - said_at >= SAY_S:
+            if time.monotonic() - said_at >= LOG_INTERVAL_S:
                 said_at = time.monotonic()
                 logger.warning(
                     "%s: another process writes there, this rank waits for it", store.url
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def num_ranks() -> int:

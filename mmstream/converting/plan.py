@@ -339,7 +339,11 @@ def _spelled(ref: MediaRef, access: MediaAccess) -> str:
         url = _SIGNATURE.sub("", location.partition("://")[2].partition("#")[0])
         host, slash, path = url.rstrip("?&").partition("/")
         location = unquote(f"{host.lower()}{slash}{path}")
-    return f"{reference._replace(location=location)}None"  # an older end: splits stay as they are
+    # Rows keep their splits only while this text stays, letter by letter.
+    return (
+        f"Reference(source={reference.source!r}, location={location!r}, "
+        f"member={reference.member!r}, is_zip={reference.is_zip}, span={reference.span})None"
+    )
 
 
 RETRIED_SHARDS = "retried_shards"

@@ -258,7 +258,7 @@ def evaluated(dataset: Any, rule: Rule, *, progress: bool) -> tuple[Selection, E
     if not together.num_passed:
         left = "; ".join(f"{row.text} leaves {row.num_passed:,}" for row in explanation.clauses)
         is_unknown = together.num_null == len(dataset)
-        cure = "no sample has these values" if is_unknown else "choose less strictly"
+        cure = "no sample has these values" if is_unknown else "relax the condition"
         raise ConfigError(
             f"where {escaped(rule.text)}: none of {count_text(len(dataset), 'sample')} is chosen, "
             f"and {together.num_null:,} are NULL: {escaped(left)}; {cure}"

@@ -94,7 +94,7 @@ class BadSamplePolicy:
 # -- all counts of a loader ------------------------------------------------------------------------
 
 MAX_DAMAGED = 3
-"""So many samples of one shard that do not fit their checksums are more than a chance: a warning
+"""So many samples of one shard that do not fit their checksums are hardly random: a warning
 names the shard."""
 
 MAX_WAITS = 1000

@@ -75,9 +75,9 @@ class Loader(IterableDataset[Batch]):
     Each ``for`` is one epoch. The first batches of the next one are made while its last ones are
     used. A step counts as delivered when it is handed over, never when it is prefetched.
 
-    A loop that is left early is over, as with a DataLoader. The next ``for`` begins the next epoch
-    where the pipeline shuffles, and the same one anew where it does not. To go on where the loop
-    was left, call ``loader.load_state_dict(loader.state_dict())``: the first ``for`` after
+    Breaking out of a loop ends the epoch, as with a DataLoader. The next ``for`` begins the next
+    epoch where the pipeline shuffles, and the same one again where it does not. To go on where the
+    loop was left, call ``loader.load_state_dict(loader.state_dict())``: the first ``for`` after
     `load_state_dict` yields the rest of the epoch.
 
     It follows torch's Stateful protocol. It is an IterableDataset for frameworks that insist on a
@@ -247,7 +247,9 @@ class Loader(IterableDataset[Batch]):
             self._handed_out = epoch, step
             yield batch
             if iteration != self._iteration:
-                raise ConfigError("this loader began anew or was closed: drop the old loop")
+                raise ConfigError(
+                    "this loop is over: the loader was iterated again, loaded a state or was closed"
+                )
             if self._current is not pipeline and step < stop:  # other weights from here on
                 pipeline = self._current
                 batches = self._makers.batches(pipeline, first._replace(step=step), stop, world)

@@ -27,7 +27,7 @@ from typing import Any
 
 from mmstream.processes.workers import (
     JOB_SIGNALS,
-    LOOK_S,
+    POLL_INTERVAL_S,
     follow_main_process,
     is_main_process_alive,
     take_over_from_parent,
@@ -51,5 +51,5 @@ for _number in JOB_SIGNALS - {signal.SIGINT}:
     signal.signal(_number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS - {signal.SIGINT})
 signal.signal(signal.SIGALRM, _look_after_main_process)
-signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+signal.setitimer(signal.ITIMER_REAL, POLL_INTERVAL_S, POLL_INTERVAL_S)
 os.register_at_fork(before=gc.freeze, after_in_child=_begin_worker)

@@ -47,7 +47,7 @@ FREED_BYTES = 31 << 20
 END_S = 5.0
 """Seconds in which processes end after SIGKILL."""
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two looks at whether the main process still runs."""
 
 JOB_SIGNALS = frozenset(
@@ -263,7 +263,7 @@ def is_running(pid: int, start: str) -> bool:
 
 def _exit_with(main_process: str) -> None:
     while is_main_process_alive(main_process):
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     os._exit(1)
 
 

@@ -49,7 +49,7 @@ ROOM_BYTES = 16 << 10
 NUM_ROOMS = MAX_AHEAD + 2
 """A client reads each message before this many others are written."""
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two looks at whether the parent still runs."""
 
 
@@ -318,7 +318,7 @@ def main(arguments: Sequence[str]) -> None:
 def _end_with(parent: int) -> None:
     """End with the parent, also where its forked children hold our connections open."""
     while os.getppid() == parent:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     os._exit(1)
 
 

@@ -259,7 +259,7 @@ class S3Client:
             StorageError: Wrong credentials, or no second request would help.
         """
         url = self.url_of(name)
-        mended: set[str] = set()
+        tried: set[str] = set()
         while True:
             link = await self._current_link(url)
             byte_range = f"bytes={start}-{stop - 1}"
@@ -277,11 +277,11 @@ class S3Client:
             if response.status == 404 and health_of(self.url).has_ranges and not refusal.code:
                 # Elsewhere an object may be absent, and many stores say that with a page.
                 raise RequestError(f"{refusal}, but not as S3 says it: a proxy?")
-            mending = refusal.mending
-            if mending is None or mending in mended:
+            remedy = refusal.remedy
+            if remedy is None or remedy in tried:
                 raise failure(url, refusal, health_of(self.url), waits_for_access=True)
-            mended.add(mending)
-            await self._mend(mending, link, url, refusal)
+            tried.add(remedy)
+            await self._apply(remedy, link, url, refusal)
 
     async def close(self) -> None:
         """Drop all connections. No range may be opened any more."""
@@ -412,13 +412,13 @@ class S3Client:
             http = HttpClient(endpoint.tls, endpoint.proxy)
         return _Link(endpoint, signer, http, time.monotonic() + SIGNER_S)
 
-    async def _mend(self, mending: str, used: _Link, url: str, refusal: Refusal) -> None:
-        """Change what a refusal is about, unless another request did so meanwhile."""
+    async def _apply(self, remedy: str, used: _Link, url: str, refusal: Refusal) -> None:
+        """Renew what a refusal is about, unless another request did so meanwhile."""
         async with self._lock:
             if self._link is not None and self._link.endpoint is not used.endpoint:
                 return
             region: str | None = used.endpoint.region
-            if mending == "region":
+            if remedy == "region":
                 region = refusal.region or await self._region_of_bucket(used, url)
                 if region is None or region == used.endpoint.region:
                     message = (

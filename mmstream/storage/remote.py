@@ -563,7 +563,7 @@ def _headers(response: Mapping[str, Any]) -> Mapping[str, str]:
 def _needs_credentials(response: object) -> bool:
     """Tell whether S3 refused access."""
     refusal = refusal_of(response) if isinstance(response, Exception) else None
-    return refusal is not None and refusal.mending == "credentials"
+    return refusal is not None and refusal.remedy == "credentials"
 
 
 def _forget(url: str, client: Any) -> None:

@@ -328,5 +328,5 @@ def pause(url: str, seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left_s := end - time.monotonic()) > 0:
         if getattr(threading, "_SHUTTING_DOWN", False):
-            raise StorageError(f"{url}: the program ends")
+            raise StorageError(f"{url}: the interpreter is shutting down")
         time.sleep(min(left_s, 0.5))

@@ -149,8 +149,8 @@ class Refusal(NamedTuple):
         return self.status < 500 and bool(_PATH_STYLE.search(f"{self.code} {self.message}"))
 
     @property
-    def mending(self) -> str | None:
-        """What would have to change so that the same request is answered."""
+    def remedy(self) -> str | None:
+        """What to renew before the same request is sent again: "region" or "credentials"."""
         if self.is_skewed or self.is_path_style:
             return None
         if self.code in _REGION_CODES or (self.status in _REDIRECTS and (self.region or self.code)):
@@ -163,7 +163,7 @@ class Refusal(NamedTuple):
     def may_be_final(self) -> bool:
         """S3 names a fault of the request or of the object, which a later request has, too."""
         is_of_client = 400 <= self.status < 500 and not may_pass(self.status)
-        return is_of_client and self.mending is None and self.code not in {"", *_PASSING_CODES}
+        return is_of_client and self.remedy is None and self.code not in {"", *_PASSING_CODES}
 
 
 def failure(url: str, refusal: Refusal, health: StoreHealth, *, waits_for_access: bool) -> OSError:
@@ -189,9 +189,9 @@ def failure(url: str, refusal: Refusal, health: StoreHealth, *, waits_for_access
         )
     is_of_s3 = bool(code) or (refusal.is_bare and not refusal.is_page)
     waits = health.has_answered and (waits_for_access or refusal.is_token or not is_of_s3)
-    if refusal.is_path_style or (refusal.mending == "credentials" and not waits):
+    if refusal.is_path_style or (refusal.remedy == "credentials" and not waits):
         return StorageError(f"{url}: {refusal}; {_access_hint(refusal)}")
-    if refusal.mending == "region":
+    if refusal.remedy == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
     if status in _NO_S3_STATUS and not health.has_answered:
         said = refusal if code else f"{status} {HTTPStatus(status).phrase}"

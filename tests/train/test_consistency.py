@@ -89,7 +89,7 @@ def test_a_rank_that_differs_is_named_on_every_rank_before_the_first_step(played
     for outcome in outcomes:
         assert outcome[name].startswith("ConfigError: rank 1 differs from the other ranks: ")
         assert REFUSED[name][1] in outcome[name]
-        assert "; nobody trains" in outcome[name]
+        assert "; no rank trains" in outcome[name]
     assert not list(folder.glob(f"{name}/checkpoints/*"))
 
 

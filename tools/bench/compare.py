@@ -45,7 +45,7 @@ from tools.s3_server import s3_server, without_aws
 ROOT = Path(__file__).resolve().parents[2]
 FAR = Faults(latency_s=0.05, bytes_per_s=40e6)
 NUM_PHOTOS = 2000
-LOOK_S = 0.3
+POLL_INTERVAL_S = 0.3
 """Between two looks at the memory of a run."""
 
 Fields = dict[str, bytes]
@@ -172,7 +172,7 @@ def measure(row: str, folder: Path, which: str, seconds: float) -> Run:
         peak_bytes = 0.0
         while process.poll() is None:
             peak_bytes = max(peak_bytes, pss_bytes(process.pid))
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         out.seek(0)
         errors.seek(0)
         if process.returncode:
