@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ logger = logging.getLogger(__name__)
     help="The --out folder of `mmstream train`: its metrics, its quarantine files and its order.",
 )
 @click.option(
+    "--against",
+    "others",
+    metavar="URL",
+    multiple=True,
+    help="Another dataset, such as a benchmark: shows what both hold. Repeatable.",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8600,
@@ -40,6 +48,7 @@ def view(
     url: str,
     pipeline: str | None,
     run: Path | None,
+    others: tuple[str, ...],
     port: int,
     no_browser: bool,
     allow_foreign_urls: bool,
@@ -48,10 +57,11 @@ def view(
 
     Pages show samples, what a model gets of each, the steps of each rank, what was rejected or
     replaced, statistics, and the metrics of a run. It answers on loopback only, to whoever knows
-    the address that it prints. Ctrl-C ends it. Only "write down as a selection" writes, after a
+    the address that it prints. Ctrl-C ends it. It writes only selections and the bad list, after a
     question.
     """
     from mmstream.dataset.mixture import open_data
+    from mmstream.dataset.open import open_dataset
 
     if run is not None and not run.is_dir():
         raise click.UsageError(f"--run {run}: no such folder")
@@ -78,9 +88,17 @@ def view(
         None if pipeline is None else lambda data: load_pipeline(pipeline, data),
         None if run is None else run_order,
         run,
+        others=[
+            Content(
+                other,
+                partial(open_dataset, other, allow_foreign_urls=allow_foreign_urls),
+                path=("against", number),
+            )
+            for number, other in enumerate(others)
+        ],
     )
     try:
-        _ = content.data, content.pipeline
+        _ = content.data, content.pipeline, [other.data for other in content.others]
     except StorageError as error:  # it may come back, and the pages of the run need no store
         logger.warning("%s", error)
     serve(content, port, opens=not no_browser, say=say)

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.view import charts, order, samples, trouble
+from mmstream.view import charts, order, samples, trouble, writing
 from mmstream.view.choice import Choices
 from mmstream.view.content import Content
 from mmstream.view.pages import TEMPLATES, show
@@ -49,8 +49,12 @@ def application(content: Content, token: str, port: int) -> Starlette:
             Route("/find", samples.find),
             Route("/sample/{shard:int}/{index:int}", samples.one),
             Route("/file/{shard:int}/{index:int}/{name:path}", samples.file),
-            Route("/select", samples.question),
-            Route("/select", samples.write, methods=["POST"]),
+            Route("/against/{other:int}/sample/{shard:int}/{index:int}", samples.one),
+            Route("/against/{other:int}/file/{shard:int}/{index:int}/{name:path}", samples.file),
+            Route("/select", writing.select_question),
+            Route("/select", writing.select, methods=["POST"]),
+            Route("/bad", writing.bad_question),
+            Route("/bad", writing.bad, methods=["POST"]),
             Route("/order", order.step_page),
             Route("/trouble", trouble.trouble),
             Route("/statistics", charts.statistics_page),

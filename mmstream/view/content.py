@@ -6,7 +6,7 @@ tries again: a store may come back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,8 @@ class Content:
         open_pipeline: Returns the Pipeline of the data. None: there is none.
         open_order: Returns the order of the run. None: there is none.
         run: Folder of metrics and quarantine files of a run. None: there is none.
+        others: Other datasets, of which pages show what they share with this one.
+        path: Where the pages of its samples lie, such as ``("against", 0)`` of another dataset.
     """
 
     def __init__(
@@ -50,8 +52,11 @@ class Content:
         open_pipeline: Callable[[Any], Any] | None = None,
         open_order: Callable[[Any], AnyOrder] | None = None,
         run: Path | None = None,
+        *,
+        others: Sequence[Content] = (),
+        path: tuple[str | int, ...] = (),
     ) -> None:
-        self.url, self.run = url, run
+        self.url, self.run, self.others, self.path = url, run, others, path
         self._open_data = open_data
         self._open_pipeline = open_pipeline
         self._open_order = open_order
@@ -125,6 +130,16 @@ class Content:
         if (name or first) not in self.sources:
             raise ConfigError(f"{escaped(name)}: no such source of the mixture")
         return self.sources[name or first]
+
+    def other(self, number: int) -> Content:
+        """Return another dataset by its number.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if number >= len(self.others):
+            raise ConfigError(f"dataset {number}: start `mmstream view` with --against URL")
+        return self.others[number]
 
     def _read(self, shard: int, index: int) -> Sample:
         """Return a raw sample; raises what `read_sample` raises.

@@ -1,25 +1,22 @@
-"""The pages of samples: the grid, one sample, its files, and the question before a selection."""
+"""The pages of samples: the grid, one sample, and its files."""
 
 from __future__ import annotations
 
-import hmac
 import re
-import shlex
 from collections.abc import Mapping
 from contextlib import closing
 from itertools import compress, islice
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 import pyarrow.compute as pc
 from markupsafe import Markup
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from mmstream.dataset.bad_list import listed_as_bad
 from mmstream.dataset.columns import column_names, read_rows
-from mmstream.dataset.select import rule_of, store_selection, stored_names
+from mmstream.dataset.select import stored_names
 from mmstream.display.media import MAX_FILE_BYTES
 from mmstream.display.samples import sample_part
 from mmstream.display.text import size_text
@@ -42,9 +39,6 @@ MAX_PAGE_BYTES = 96 << 20
 
 MAX_SOUNDS = 4
 """Sounds of a sample of which spectrograms are drawn."""
-
-MAX_FORM_BYTES = 64 << 10
-"""Longest body of a request."""
 
 IMAGES = {
     extension: f"image/{'jpeg' if media_type.extension == 'jpg' else media_type.extension}"
@@ -147,9 +141,21 @@ def find(request: Request) -> Response:
 # -- one sample ------------------------------------------------------------------------------------
 
 
+def content_of(request: Request) -> Content:
+    """Return the content that an address is about: what is shown, or another dataset.
+
+    Raises:
+        ConfigError: There is no such dataset.
+    """
+    content: Content = request.app.state.content
+    return (
+        content.other(request.path_params["other"]) if "other" in request.path_params else content
+    )
+
+
 def one(request: Request) -> Response:
     """Return all that is known of a sample."""
-    content = request.app.state.content
+    content = content_of(request)
     ref = request.path_params["shard"], request.path_params["index"]
     values: dict[str, Any] = {}
     try:
@@ -160,10 +166,11 @@ def one(request: Request) -> Response:
         values["stored"] = sample_part(sample)
         files = {name: data for name, data in sample.items() if isinstance(data, bytes)}
         values["files"] = [
-            (name, size_text(len(data)), link("file", *ref, name)) for name, data in files.items()
+            (name, size_text(len(data)), link(*content.path, "file", *ref, name))
+            for name, data in files.items()
         ]
         values["players"] = [
-            player(ref, name) for name, data in files.items() if len(data) > MAX_FILE_BYTES
+            player(content, ref, name) for name, data in files.items() if len(data) > MAX_FILE_BYTES
         ]
         sounds = islice(filter(is_sound, files), MAX_SOUNDS)
         values["spectrograms"] = [spectrogram_of(name, files[name]) for name in sounds]
@@ -174,7 +181,17 @@ def one(request: Request) -> Response:
         values["row"] = _row(dataset, own_shard, ref[1])
     except (MMStreamError, OSError) as error:
         values["row_problem"] = str(error)
+    if not content.path:
+        values |= _as_shown(request, content, ref)
+        values["is_bad"] = (listed_as_bad(dataset) == (own_shard, ref[1])).all(axis=1).any()
+    name = where(content.data.name_of(ref[0]), ref[1])
+    return show(request, "one.html", name=name, ref=ref, of=content, **values)
+
+
+def _as_shown(request: Request, content: Content, ref: SampleRef) -> dict[str, Any]:
+    """Return which steps show a sample, and what the model gets of it."""
     epoch, ranks = number_of(request.query_params, "epoch"), _num_ranks(request)
+    values: dict[str, Any] = {"epoch": epoch, "ranks": ranks}
     try:
         places = values["places"] = places_of(content, ref, epoch, ranks)
         values["searched_whole"] = is_searched_whole(content, epoch)
@@ -183,8 +200,7 @@ def one(request: Request) -> Response:
             values |= _as_trained(content, ref, places[0].job)
     except (MMStreamError, OSError) as error:
         values["order_problem"] = str(error)
-    name = where(content.data.name_of(ref[0]), ref[1])
-    return show(request, "one.html", name=name, ref=ref, epoch=epoch, ranks=ranks, **values)
+    return values
 
 
 def _num_ranks(request: Request) -> int:
@@ -255,7 +271,7 @@ def _as_trained(content: Content, ref: SampleRef, job: Job) -> dict[str, object]
 def file(request: Request) -> Response:
     """Return a file of a sample. A browser shows pictures, plays recordings, and runs nothing."""
     params = request.path_params
-    sample: Sample = request.app.state.content.read(params["shard"], params["index"])
+    sample: Sample = content_of(request).read(params["shard"], params["index"])
     name = params["name"]
     data = sample.get(name)
     if name.startswith("__") or not isinstance(data, bytes):
@@ -283,57 +299,3 @@ def _is_text(data: bytes) -> bool:
         return "\0" not in data.decode()
     except UnicodeDecodeError:
         return False
-
-
-# -- a selection -----------------------------------------------------------------------------------
-
-
-def question(request: Request) -> Response:
-    """Ask before a selection is written."""
-    choice = choice_of(request, request.query_params)
-    return _answer(request, choice)
-
-
-def _answer(
-    request: Request, choice: Choice, name: str = "", problem: str = "", written: str = ""
-) -> Response:
-    return show(
-        request,
-        "question.html",
-        choice=choice,
-        name=name,
-        quoted_name=shlex.quote(name),
-        problem=problem or choice.problem,
-        written=written,
-        token=request.app.state.token,
-    )
-
-
-async def write(request: Request) -> Response:
-    """Write the chosen samples down under a name."""
-    if not request.headers.get("content-length", "").isdecimal():
-        return Response("give the length of the form", 411)
-    if int(request.headers["content-length"]) > MAX_FORM_BYTES:
-        return Response("the form is too long", 413)
-    values = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
-    if not hmac.compare_digest(values.get("token", "").encode(), request.app.state.token.encode()):
-        return Response("the form is of another server", 403)
-    return await run_in_threadpool(_write, request, values)
-
-
-def _write(request: Request, values: Mapping[str, str]) -> Response:
-    choice = choice_of(request, values)
-    name = values.get("name", "").strip()
-    if choice.problem or not len(choice.dataset):
-        return _answer(request, choice, name, "no sample is chosen")
-    options = {"--select": choice.select, "--where": choice.where}
-    words = [word for option, value in options.items() if value for word in (option, value)]
-    text = rule_of(choice.where).text if choice.where and not choice.select else None
-    try:
-        record = store_selection(
-            choice.dataset, shlex.join(words) or "all", text=text, name=name, overwrite=False
-        )
-    except (MMStreamError, OSError) as error:
-        return _answer(request, choice, name, str(error))
-    url = choice.dataset.index_store.url_of(f"mmstream.select.{record.digest}")
-    return _answer(request, choice, name, written=url)

@@ -63,7 +63,7 @@ def tiles_of(
 
 def _tile(content: Content, ref: SampleRef) -> Tile:
     address = where(content.data.name_of(ref[0]), ref[1])
-    tile = Tile(address, link("sample", *ref))
+    tile = Tile(address, link(*content.path, "sample", *ref))
     try:
         sample = content.read(*ref)
         images, recordings = images_of(sample), recordings_of(sample)
@@ -71,7 +71,7 @@ def _tile(content: Content, ref: SampleRef) -> Tile:
         media = [thumbnail(image, SIDE, key) for image in islice(images.values(), 1)]
         if not images:
             media = [_recording(*named) for named in islice(recordings.items(), 1)]
-        players = [player(ref, name) for name in islice(recordings, MAX_PLAYERS)]
+        players = [player(content, ref, name) for name in islice(recordings, MAX_PLAYERS)]
         of_images = f", {len(images)} images" if len(images) > 1 else ""
         return tile._replace(
             key=key + of_images, media=media, players=players, text=text_of(sample)
@@ -85,9 +85,9 @@ def _recording(name: str, recording: Recording) -> Markup:
     if isinstance(recording, bytes) and is_sound(name):
         sound = spectrogram_of(name, recording, (TILE_WIDTH, TILE_HEIGHT), TILE_SECONDS)
         if not sound.problem:
-            return Markup('<img class="sound" alt="{}" title="{}" src="{}">').format(
-                sound.label, sound.label, sound.source
-            )
+            picture = '<img class="sound" alt="{}" title="{}" src="{}"><div class="small">{}</div>'
+            seconds = f"{sound.num_seconds:,.1f} s"
+            return Markup(picture).format(sound.label, sound.label, sound.source, seconds)
     return recording_tile(name, recording)
 
 
@@ -96,13 +96,13 @@ def is_sound(name: str) -> bool:
     return name.rpartition(".")[2] in AUDIO_EXTENSIONS
 
 
-def player(ref: SampleRef, name: str) -> Markup:
+def player(content: Content, ref: SampleRef, name: str) -> Markup:
     """Return a player of a file of a sample; nothing where browsers do not play it."""
     if played_as(name) is None:
         return Markup()
     kind = "audio" if is_sound(name) else "video"
     tag = '<{} controls preload="none" aria-label="{}" src="{}"></{}>'
-    return Markup(tag).format(kind, name, link("file", *ref, name), kind)
+    return Markup(tag).format(kind, name, link(*content.path, "file", *ref, name), kind)
 
 
 def played_as(name: str) -> str | None:

@@ -1,9 +1,9 @@
-"""The page of trouble: rejects, quarantine, the bad list, takedowns, and duplicates as pairs."""
+"""The page of trouble: rejects, quarantine, the bad list, takedowns, duplicates and leaks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -13,15 +13,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmstream.converting.duplicates import Duplicates, find_duplicates
+from mmstream.converting.duplicates import Duplicates, find_duplicates, find_leaks
 from mmstream.converting.report import REJECTS_NAME, Reject, all_rejects
 from mmstream.dataset.bad_list import listed_as_bad, read_duplicates
 from mmstream.dataset.columns import read_columns
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
 from mmstream.view.content import Content, Source
-from mmstream.view.pages import Pager, show
-from mmstream.view.tiles import Tile, tiles_of
+from mmstream.view.pages import Pager, number_of, show
+from mmstream.view.tiles import tiles_of
 
 PAGE_ROWS = 50
 """Rejects and records of a page."""
@@ -36,6 +36,9 @@ KINDS = {
     "near": "pictures that look alike",
 }
 """Kinds of duplicates."""
+
+LEAK_KINDS = {name: KINDS[name] for name in ("media", "near", "text")} | {"id": "the same id"}
+"""Kinds of what two datasets share."""
 
 
 def trouble(request: Request) -> Response:
@@ -53,6 +56,8 @@ def trouble(request: Request) -> Response:
         sources=list(content.sources),
         kind=kind,
         duplicate_kinds=KINDS,
+        leak_kinds=LEAK_KINDS,
+        others=[other.url for other in content.others],
         run=content.run,
         counts=_counts(content, source),
         details=details,
@@ -167,7 +172,7 @@ def _tiles_page(
     return {"pager": pager, "tiles": tiles}
 
 
-# -- duplicates ------------------------------------------------------------------------------------
+# -- duplicates and leaks --------------------------------------------------------------------------
 
 
 @lru_cache(4)
@@ -182,23 +187,66 @@ def _found(dataset: Dataset, kind: str) -> Duplicates:
     return find_duplicates(dataset, kinds=kinds, near=kind == "near", progress=False)
 
 
+@lru_cache(4)
+def _shared(dataset: Dataset, other: Dataset, kind: str) -> Duplicates:
+    """Return what two datasets share of one kind, from the sidecars; errors as `_found`."""
+    for each in (dataset, other):
+        read_columns(each, 0, ["key"])
+    return find_leaks(dataset, other, kinds=[kind], progress=False)
+
+
 def _duplicates_page(request: Request, source: Source) -> dict[str, Any]:
     """Return pairs of samples that hold the same, side by side."""
-    content, of = request.app.state.content, request.query_params.get("of", "pair")
-    if of not in KINDS:
-        raise ConfigError(f"of {escaped(of)}: must be among {', '.join(KINDS)}")
+    of = _kind_of(request, KINDS, "pair")
     found = _found(source.dataset, of)
+    side = request.app.state.content, source
+    return {"of": of} | _pairs(request, found, of, (side, side))
+
+
+def _leaks_page(request: Request, source: Source) -> dict[str, Any]:
+    """Return samples of a source beside those of another dataset that hold the same."""
+    of, number = _kind_of(request, LEAK_KINDS, "media"), number_of(request.query_params, "against")
+    content = request.app.state.content
+    other = content.other(number)
+    found = _shared(source.dataset, other.source("").dataset, of)
+    sides = (content, source), (other, other.source(""))
+    details = {"of": of, "against": number, "other_url": other.url}
+    return details | _pairs(request, found, of, sides)
+
+
+def _kind_of(request: Request, kinds: Mapping[str, str], default: str) -> str:
+    of = request.query_params.get("of", default)
+    if of not in kinds:
+        raise ConfigError(f"of {escaped(of)}: must be among {', '.join(kinds)}")
+    return of
+
+
+def _pairs(
+    request: Request, found: Duplicates, of: str, sides: Sequence[tuple[Content, Source]]
+) -> dict[str, Any]:
+    """Return a part of the pairs that were found.
+
+    Args:
+        request: Says which part.
+        found: The pairs of one kind.
+        of: This kind.
+        sides: Where the first samples of the pairs are, and where the others are.
+    """
     pager = Pager.of(request, PAGE_TILES, found.num_pairs[of])
-    places = {info.name: number for number, info in enumerate(source.dataset.manifest.shards)}
-    refs, notes = [], []
-    for pair in islice(found.pairs([of]), pager.start, pager.stop):
-        distance = f", {pair.distance} of 256 bits differ" if of == "near" else ""
-        for name, field in ((pair.first, pair.first_field), (pair.again, pair.again_field)):
-            refs.append((source.first_shard + places[name.shard], name.index))
-            notes.append((field or "the whole sample" * (of == "pair")) + distance)
-    tiles = tiles_of(content, refs, notes)
-    pairs: list[tuple[Tile, Tile]] = list(zip(tiles[::2], tiles[1::2], strict=True))
-    return {"pager": pager, "pairs": pairs, "of": of}
+    shown = list(islice(found.pairs([of]), pager.start, pager.stop))
+    names = [(pair.first, pair.first_field) for pair in shown]
+    names_again = [(pair.again, pair.again_field) for pair in shown]
+    tiles = []
+    for (content, source), of_side in zip(sides, (names, names_again), strict=True):
+        places = {info.name: number for number, info in enumerate(source.dataset.manifest.shards)}
+        refs = [(source.first_shard + places[name.shard], name.index) for name, _ in of_side]
+        notes = [
+            (field or "the whole sample" * (of == "pair"))
+            + f", {pair.distance} of 256 bits differ" * (of == "near")
+            for pair, (_, field) in zip(shown, of_side, strict=True)
+        ]
+        tiles.append(tiles_of(content, refs, notes))
+    return {"pager": pager, "pairs": list(zip(*tiles, strict=True))}
 
 
 _DETAILS: dict[str, Callable[[Request, Source], dict[str, Any]]] = {
@@ -208,4 +256,5 @@ _DETAILS: dict[str, Callable[[Request, Source], dict[str, Any]]] = {
     "takedowns": _takedowns_page,
     "dropped": _dropped_page,
     "duplicates": _duplicates_page,
+    "leaks": _leaks_page,
 }

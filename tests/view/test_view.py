@@ -15,8 +15,10 @@ import threading
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import numpy as np
 import PIL.Image
@@ -69,8 +71,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def client_of(url, *, pipeline=None, order=None, run=None, known=True, opened=None):
-    content = Content(url, opened or (lambda: mm.open_dataset(url)), pipeline, order, run)
+def client_of(url, *, pipeline=None, order=None, run=None, known=True, opened=None, against=()):
+    others = [
+        Content(other, partial(mm.open_dataset, other), path=("against", number))
+        for number, other in enumerate(against)
+    ]
+    opened = opened or (lambda: mm.open_dataset(url))
+    content = Content(url, opened, pipeline, order, run, others=others)
     client = TestClient(application(content, TOKEN, PORT), ADDRESS, follow_redirects=False)
     if known:
         client.cookies.set(f"mmstream-{PORT}", TOKEN)
@@ -214,6 +221,39 @@ def test_a_selection_is_written_after_a_question_with_the_token(folder):
     assert "of 11" in text_of(client, "/?select=chinese")
 
 
+def bad_of(folder):
+    return [tuple(ref) for ref in mm.open_dataset(folder).bad.tolist()]
+
+
+def test_the_bad_list_is_written_after_a_question_with_the_token(tmp_path):
+    from mmstream.converting.sidecar import write_sidecars
+
+    folder = write_corpus(tmp_path, [8, 4], fields_of, checksums=True)
+    write_sidecars(mm.open_dataset(folder), progress=False)
+    client = client_of(folder)
+    assert "/bad?shard=1&amp;index=2" in text_of(client, "/sample/1/2")
+    question = text_of(client, "/bad?shard=1&index=2")
+    assert "shard-000001.tar[2]" in question
+    assert bad_of(folder) == []
+    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', question))
+    assert client.post("/bad", data={**form, "token": "x"}).status_code == 403
+    assert bad_of(folder) == []
+    assert "has 1 bad sample." in client.post("/bad", data=form).text
+    zh = "json.lang = 'zh' and json.id < 7"
+    assert "3 samples where" in text_of(client, "/bad?where=" + quote_plus(zh))
+    assert "has 4 bad samples." in client.post("/bad", data={"where": zh, "token": TOKEN}).text
+    assert bad_of(folder) == [(0, 0), (0, 3), (0, 6), (1, 2)]
+    assert "Take it off the bad list" in text_of(client, "/sample/1/2")
+    client.post("/bad", data={**form, "off": "1"})
+    assert bad_of(folder) == [(0, 0), (0, 3), (0, 6)]
+    for wrong in ("", "shard=9&index=0", "shard=0&index=8", "where=widht+%3C+3", "off=1"):
+        text_of(client, f"/bad?{wrong}", 400)
+    path = Path(folder, "mmstream.bad.json")
+    path.write_text(path.read_text()[:-20])
+    assert 'class="problem"' in client.post("/bad", data=form).text
+    assert len(path.read_text()) < 150
+
+
 # -- order, trouble, statistics, run ---------------------------------------------------------------
 
 
@@ -282,6 +322,35 @@ def test_trouble_is_counted_and_shown(tmp_path):
     links = re.findall(r'href="(/sample/\d+/\d+)">', pairs)
     assert links == ["/sample/0/0", "/sample/1/2", "/sample/0/1", "/sample/1/3"]
     assert "was taken down" in text_of(client, "/sample/1/0")
+
+
+def test_leaks_are_shown_side_by_side_with_another_dataset(folder, tmp_path):
+    from mmstream.converting.sidecar import write_sidecars
+
+    other = write_corpus(tmp_path, [3], lambda number: captioned(number + 30), checksums=True)
+    client = client_of(folder, against=[other])
+    assert "mmstream index" in text_of(client, "/trouble?kind=leaks&against=0", 400)
+    write_sidecars(mm.open_dataset(other), progress=False)
+    client = client_of(folder, against=[other])
+    assert "shared with" in text_of(client, "/trouble")
+    page = text_of(client, "/trouble?kind=leaks&of=media&against=0")
+    links = re.findall(r'href="([^"]*/sample/\d+/\d+)">', page)
+    assert links == [
+        "/sample/1/10",
+        "/against/0/sample/0/0",
+        "/sample/1/11",
+        "/against/0/sample/0/1",
+    ]
+    assert 'aria-current="true">the same picture' in page
+    sample = text_of(client, "/against/0/sample/0/2")
+    assert "/against/0/file/0/2/jpg" in sample
+    assert "What the model gets" not in sample
+    assert "bad list" not in sample
+    assert client.get("/against/0/file/0/2/jpg").content == jpeg(32)
+    for wrong in ("against=1", "against=0&of=pair", "against=../x"):
+        text_of(client, f"/trouble?kind=leaks&{wrong}", 400)
+    assert "--against URL" in text_of(client_of(folder), "/trouble")
+    text_of(client_of(folder), "/against/0/sample/0/0", 400)
 
 
 def test_statistics_are_drawn(client):
