@@ -56,9 +56,12 @@ def dies_at(moment, call):
     return status == signal.SIGKILL
 
 
-def moments_of_death(dies: Callable[[int], bool]) -> Iterator[int]:
-    """Call at each moment from 0 on; yield those at which it dies, and stop at the first other."""
-    return takewhile(dies, count())
+def moments_of_death(dies: Callable[[int], bool], step: int = 1) -> Iterator[int]:
+    """Call at each moment from 0 on, or at every second, third ... of them.
+
+    Yield those at which it dies, and stop at the first other.
+    """
+    return takewhile(dies, count(0, step))
 
 
 def die_at(moment):
@@ -144,6 +147,7 @@ from mmstream.storage import LocalStore
 create = LocalStore.create
 
 def create_some(self, name):  # and stand still, so that who comes late finds it running
+    assert "ray" not in sys.modules, "only engine='ray' needs it"
     while len(list(pathlib.Path(sys.argv[2], "reports").glob("*[0-9].json"))) >= 5:
         time.sleep(0.02)
     return create(self, name)
