@@ -125,7 +125,7 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
         shutil.copytree(tmp_path / "old", out)
         return convert_and_die(rows, out, moment, samples_per_shard=3, overwrite=True)
 
-    for moment in moments_of_death(dies):
+    for moment in moments_of_death(dies, 2):  # each write has two
         out = tmp_path / f"out{moment}"
         if (out / MARKER_NAME).exists():
             with pytest.raises(mm.errors.ManifestError):

@@ -52,7 +52,11 @@ def convert_as_rank(corpus, dest, results):
     results.put(run(corpus, dest).num_samples)
 
 
-@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize(
+    ("dest", "is_killed"),
+    [("local", False), pytest.param("s3", True, marks=pytest.mark.s3)],
+    indirect=["dest"],
+)
 def test_of_two_processes_one_writes_and_the_other_takes_over_if_it_is_killed(
     corpus, dest, whole, paused, is_killed
 ):

@@ -54,9 +54,18 @@ def test_the_same_call_writes_missing_and_cut_shards_again(
     assert run(corpus, tmp_path / "out").num_repaired == 0
 
 
-@pytest.mark.parametrize("state", ["finished", "unfinished"])
-@pytest.mark.parametrize("suffix", ["", ".idx", ".crc32c"])
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("state", "suffix", "num_workers"),
+    [
+        *(
+            (state, suffix, 1)
+            for state in ("finished", "unfinished")
+            for suffix in ("", ".idx", ".crc32c")
+        ),
+        pytest.param("finished", ".idx", 2, marks=pytest.mark.slow),
+        pytest.param("unfinished", "", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_check_also_finds_shards_with_other_bytes(
     corpus, tmp_path, monkeypatch, state, suffix, num_workers
 ):

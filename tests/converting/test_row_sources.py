@@ -32,7 +32,7 @@ from mmstream.converting.rows import records, tables
 from mmstream.converting.rows.arrow import ParquetSource, iter_arrow
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.storage import open_store
+from mmstream.storage import open_store, retry
 from tests.helpers.convert_corpus import (
     jsonl,
     parquet,
@@ -539,7 +539,8 @@ def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
 
 
 @pytest.mark.slow
-def test_rows_of_a_server_without_ranges_are_read_whole(tmp_path):
+def test_rows_of_a_server_without_ranges_are_read_whole(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
     objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
     with running(WebStub, objects, has_ranges=False) as server:
         assert len(values(f"{server.url}/rows.jsonl")) == 9000

@@ -19,6 +19,11 @@ from tests.helpers.paths import DOCS
 
 SPLITS = {"train": 0.7, "val": 0.3}
 
+in_a_folder = pytest.mark.parametrize("dest", ["local"], indirect=True)
+in_a_bucket = pytest.mark.parametrize(
+    "dest", [pytest.param("s3", marks=pytest.mark.s3)], indirect=True
+)
+
 
 @pytest.mark.slow
 def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, paused, whole):
@@ -64,6 +69,7 @@ def test_the_lock_of_a_killed_conversion_does_not_stop_a_range(corpus, dest, pau
 
 
 @pytest.mark.slow
+@in_a_bucket
 def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(corpus, dest, paused, whole):
     process, _ = paused(1, shard_range=(0, 2))
     _, neighbour = paused(3, shard_range=(2, 5))
@@ -78,6 +84,7 @@ def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(corpus, d
 
 
 @pytest.mark.slow
+@in_a_folder
 def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, whole):
     process, _ = paused(4, shard_range=(1, 5))
     kill(process)
@@ -89,6 +96,7 @@ def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, wh
 
 
 @pytest.mark.slow
+@in_a_folder
 def test_ranges_count_shards_over_all_splits(corpus, dest, tmp_path):
     options = {"splits": SPLITS, "samples_per_shard": 5}
     run(corpus, tmp_path / "alone", **options)
@@ -166,12 +174,12 @@ def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path,
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = os.environ | {
         "PATH": path,
-        "SHARDS_PER_TASK": "2",
+        "SHARDS_PER_TASK": "4",
         "CONVERT_OPTIONS": "--samples-per-shard 8",
         "FINALIZE_OPTIONS": "--max-rejects 10%",
     }
-    # Five shards: the third task has one of them, and the fourth none.
-    command = ["bash", DOCS / "convert_slurm.sh", corpus, tmp_path / "out", "4"]
+    # Five shards: the second task has one of them, and the third none.
+    command = ["bash", DOCS / "convert_slurm.sh", corpus, tmp_path / "out", "3"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert tree(tmp_path / "out") == whole
@@ -181,7 +189,15 @@ def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"samples_per_shard": 3}])
+@pytest.mark.parametrize(
+    ("dest", "options"),
+    [
+        ("local", {"overwrite": True}),
+        ("local", {"samples_per_shard": 3}),
+        pytest.param("s3", {}, marks=pytest.mark.s3),
+    ],
+    indirect=["dest"],
+)
 def test_a_second_conversion_is_refused_and_changes_nothing(
     corpus, dest, paused, tmp_path, options, whole
 ):
@@ -215,6 +231,7 @@ def test_parts_of_uploads_that_a_killed_conversion_left_are_removed(
 
 
 @pytest.mark.slow
+@in_a_bucket
 def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paused, whole):
     _, pipe = paused(2)
     store = open_store(dest)
@@ -227,6 +244,7 @@ def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paus
 
 
 @pytest.mark.slow
+@in_a_folder
 def test_each_split_has_a_lock_of_its_own(corpus, dest, paused):
     paused(2, splits={"train": 0.5, "val": 0.5}, samples_per_shard=6)
     with pytest.raises(mm.ConfigError, match=r"/val: another convert"):

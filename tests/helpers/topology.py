@@ -103,7 +103,7 @@ def run(
 
 
 def assert_resumes_exactly(
-    make_loader: Callable[[], Any], images: bool = False, fresh: bool = True
+    make_loader: Callable[[], Any], images: bool = False, fresh: bool = True, every: int = 1
 ) -> list[Step]:
     """Walk two epochs; from the state after each step of the first, the rest must come again.
 
@@ -111,6 +111,7 @@ def assert_resumes_exactly(
         make_loader: a Loader, or `to_device` of one.
         images: compare the pixels too.
         fresh: a new loader for each resume; False: one that is loaded again and again.
+        every: number of steps between two resumes.
 
     Returns:
         The steps of both epochs.
@@ -136,7 +137,7 @@ def assert_resumes_exactly(
     whole += rest(walker)
     close(walker)
     other = make_loader()
-    for step, state in enumerate(states):
+    for step, state in list(enumerate(states))[::every]:
         if fresh and step:
             close(other)
             other = make_loader()

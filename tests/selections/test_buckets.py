@@ -102,7 +102,7 @@ def test_an_epoch_has_steps_of_one_bucket_and_each_sample_once(
 
 def test_resumes_are_exact(written: str) -> None:
     settings = {"drop_last": False}
-    assert_resumes_exactly(lambda: mm.Loader(pipeline(written, **settings)))
+    assert_resumes_exactly(lambda: mm.Loader(pipeline(written, **settings)), every=7)
     loader = mm.Loader(pipeline(written, **settings))
     steps, states = [], []
     for batch in loader:
@@ -134,7 +134,7 @@ def test_steps_of_long_samples_have_fewer_rows(written: str) -> None:
     for step in whole:
         assert len(step.keys) == ROWS_OF_EDGE[bucket_of(step.keys[0]) or 0]
     assert run(with_rows(written), 2, 2).steps == whole
-    assert_resumes_exactly(lambda: mm.Loader(with_rows(written)))
+    assert_resumes_exactly(lambda: mm.Loader(with_rows(written)), every=7)
     with pytest.raises(mm.ConfigError, match=r"have 2, 4, 8 rows, which 4 ranks .* run 1, 2 ranks"):
         mm.Loader(with_rows(written), world=mm.World(0, 4))
     with pytest.raises(mm.ConfigError, match=r"rows_per_rank=\(6, 2\)"):

@@ -247,7 +247,7 @@ def test_killed_at_any_write_the_same_command_completes_it(folder: Path, tmp_pat
         shutil.copytree(folder, tmp_path / f"{moment}")
         return dies_at(moment, partial(erase_keys, tmp_path / f"{moment}"))
 
-    for moment in moments_of_death(dies):
+    for moment in moments_of_death(dies, 2):  # each write has two
         out = tmp_path / f"{moment}"
         if (out / REMOVED_NAME).exists():
             dataset = mm.open_dataset(out)

@@ -14,7 +14,7 @@ import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.removed import REMOVED_NAME, take_down
-from mmstream.storage.write_lock import LockedError, write_lock
+from mmstream.storage import write_lock
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 
@@ -255,9 +255,13 @@ def test_ids_of_rows_take_down_all_their_samples(mmstream, tmp_path: Path) -> No
         mm.convert(rows, tmp_path / "shards", progress=False, rerun=mm.Rerun(overwrite=True))
 
 
-def test_two_takedowns_at_once_do_not_lose_one(corpus: str) -> None:
+def test_two_takedowns_at_once_do_not_lose_one(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
     dataset = mm.open_dataset(corpus)
-    with write_lock(dataset.index_store, "takedown"), pytest.raises(LockedError):
+    lock = write_lock.write_lock(dataset.index_store, "takedown")
+    with lock, pytest.raises(write_lock.LockedError):
         take_down(dataset, REFS, "request")
     assert not Path(corpus, REMOVED_NAME).exists()
 

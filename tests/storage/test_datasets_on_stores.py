@@ -31,7 +31,7 @@ def keys_of(dataset: mm.Dataset, **loader_settings) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multiprocessing_context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("multiprocessing_context", ["fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
 def test_worker_processes_read_a_dataset_in_memory(corpus, memory_corpus, multiprocessing_context):
     expected = keys_of(mm.open_dataset(corpus), num_workers=0)

@@ -55,8 +55,10 @@ def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
     return batches
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("change", [same_size, longer])
+@pytest.mark.parametrize(
+    ("change", "num_workers"),
+    [(same_size, 0), (longer, 0), pytest.param(longer, 2, marks=pytest.mark.slow)],
+)
 def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers):
     expected = [batch["__key__"] for batch in epochs(small_loader(folder))]
     loader = small_loader(folder, num_workers)

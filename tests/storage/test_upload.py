@@ -234,7 +234,7 @@ def test_the_answer_to_the_last_request_may_be_lost(server, pauses):
     ],
 )
 def test_an_upload_that_another_process_removed_or_changed_is_an_error(
-    has_checksums, faults, change
+    has_checksums, faults, change, pauses
 ):
     server = FakeS3(has_checksums)
     server.content, complete = data_of(3 * PART), server.complete_multipart_upload  # of this size
