@@ -42,12 +42,15 @@ if __name__ == "__main__":
     import json
     pipeline = mm.Pipeline(mm.open_dataset(sys.argv[1]), global_batch_size=2, transforms=(look,))
     before = dict(os.environ)
-    loader = mm.Loader(pipeline, num_workers=1, multiprocessing_context=sys.argv[2])
-    batch = next(iter(loader))
-    assert dict(os.environ) == before
-    here = look({})
-    seen = {name: batch[name][0] for name in ("path", "environment")}
-    print(json.dumps([seen, {name: here[name] for name in seen}, int(batch["num_preloaded"][0])]))
+    for context in sys.argv[2:]:
+        loader = mm.Loader(pipeline, num_workers=1, multiprocessing_context=context)
+        batch = next(iter(loader))
+        assert dict(os.environ) == before
+        here = look({})
+        seen = {name: batch[name][0] for name in ("path", "environment")}
+        num_preloaded = int(batch["num_preloaded"][0])
+        print(json.dumps([seen, {name: here[name] for name in seen}, num_preloaded]))
+        loader.close()
 """
 
 
@@ -86,13 +89,14 @@ def script(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_a_script_run_no_module_of_the_current_folder(tmp_path, planted, context):
-    text = run(planted, script(tmp_path), str(planted), context)
-    in_worker, in_parent, num_preloaded = json.loads(text)
+def test_workers_of_a_script_run_no_module_of_the_current_folder(tmp_path, planted):
+    contexts = ["forkserver", "spawn"]
+    lines = run(planted, script(tmp_path), str(planted), *contexts).splitlines()
     assert not (tmp_path / "ran").exists()
-    assert in_worker == in_parent
-    assert (num_preloaded > PRELOADED) == (context == "forkserver")
+    for context, line in zip(contexts, lines, strict=True):
+        in_worker, in_parent, num_preloaded = json.loads(line)
+        assert in_worker == in_parent
+        assert (num_preloaded > PRELOADED) == (context == "forkserver")
 
 
 @pytest.mark.slow

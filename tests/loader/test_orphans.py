@@ -38,7 +38,7 @@ def wait(sample):
 
 if __name__ == "__main__":
     pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=4, transforms=(wait,))
-    loader = mm.Loader(pipeline, num_workers=2, multiprocessing_context=context)
+    loader = mm.Loader(pipeline, num_workers=1, multiprocessing_context=context)
     Path(sys.argv[4], "server").touch()
     next(iter(loader))
 """
@@ -119,7 +119,7 @@ def test_nothing_outlives_a_main_process_that_was_killed(
 @pytest.mark.slow
 def test_nothing_outlives_ranks_and_torchrun_that_were_killed(corpus, tmp_path, script, mark):
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"
-    agent = start(mark, *torchrun, script, corpus, "forkserver", "running", tmp_path)
+    agent = start(mark, *torchrun, script, corpus, "fork", "running", tmp_path)
     wait_until((tmp_path / "running").exists)
     ranks: list[int] = []
 

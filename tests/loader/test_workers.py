@@ -175,7 +175,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "context"), [(0, "fork"), (2, "fork"), (2, "forkserver")])
+@pytest.mark.parametrize(("num_workers", "context"), [(0, "fork"), (2, "forkserver")])
 def test_a_forked_child_and_its_parent_go_on_with_processes_of_their_own(
     corpus, tmp_path, num_workers, context
 ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -251,13 +252,14 @@ assert len(calls_of_first_shard) <= 9, "more than the samples that are counted a
 
 
 @pytest.mark.slow
-def test_a_killed_call_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_call_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_corpus(tmp_path / "corpus", COUNTS)
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
     environment = os.environ | safe_environment()
-    command = [sys.executable, str(script), folder]
-    process = subprocess.Popen([*command, "slow"], env=environment)
+    process = subprocess.Popen([sys.executable, str(script), folder, "slow"], env=environment)
     measures = "mmstream.measure.*/[!.]*"  # whole files have no dot in front
 
     def done() -> list[Path]:
@@ -268,7 +270,8 @@ def test_a_killed_call_goes_on_where_it_was(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     (done()[0].parent / ".half.1234-abcd.tmp").write_bytes(b"half")
-    subprocess.run([*command, "fast"], env=environment, check=True)
+    monkeypatch.setattr(sys, "argv", [str(script), folder, "fast"])
+    runpy.run_path(str(script), run_name="__main__")
     assert len(done()) == len(COUNTS)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -13,15 +15,18 @@ import mmstream as mm
 from tests.helpers.paths import ROOT
 from tools.prove import node_cache, two_writers, wrong_reads
 from tools.prove.wrong_reads import Epoch, FlippingStore
+from tools.s3_server import without_aws
 
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_flipped_bits_change_no_batch_and_are_counted() -> None:
-    command = [sys.executable, "-m", "tools.prove.wrong_reads", "--workers", "2"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("all batches are the same") == 2
+def test_flipped_bits_change_no_batch_and_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["wrong_reads", "--workers", "2"])
+    with patch.dict(os.environ, without_aws(os.environ), clear=True):
+        assert wrong_reads.main() == 0
+    assert capsys.readouterr().out.count("all batches are the same") == 2
 
 
 def test_without_checksums_flipped_bits_change_batches(tmp_path: Path) -> None:
@@ -42,20 +47,15 @@ def test_the_judge_of_wrong_reads_sees_what_is_wrong() -> None:
 
 
 @pytest.mark.slow
-def test_several_converters_in_one_folder_do_no_harm(tmp_path: Path) -> None:
+def test_several_converters_in_one_folder_do_no_harm_and_other_bytes_are_a_fault(
+    tmp_path: Path,
+) -> None:
     rows = two_writers.write_rows(tmp_path)
     expected = two_writers.undisturbed(rows, tmp_path / "alone")
-    for number in range(2):
+    other = expected | {"shard-000000.tar": "other"}
+    for number, hashes, fault in ((0, expected, ""), (1, other, "other bytes: shard-000000.tar")):
         draw = random.Random(number)
-        assert not two_writers.fault_of_round(rows, tmp_path / f"{number}", expected, draw)
-
-
-@pytest.mark.slow
-def test_other_bytes_after_a_round_are_a_fault(tmp_path: Path) -> None:
-    rows = two_writers.write_rows(tmp_path)
-    expected = two_writers.undisturbed(rows, tmp_path / "alone") | {"shard-000000.tar": "other"}
-    fault = two_writers.fault_of_round(rows, tmp_path / "0", expected, random.Random(1))
-    assert fault == "other bytes: shard-000000.tar"
+        assert two_writers.fault_of_round(rows, tmp_path / f"{number}", hashes, draw) == fault
 
 
 @pytest.mark.slow
