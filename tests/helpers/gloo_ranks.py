@@ -26,7 +26,19 @@ _server: Any = None
 def run_ranks(
     function: Callable[..., None], *args: Any, num_ranks: int, late_imports: Sequence[str] = ()
 ) -> None:
-    """Call ``function(rank, *args)`` in so many processes, and wait for them.
+    """Call ``function(rank, *args)`` in so many processes, and wait for them."""
+    context = start_ranks(function, *args, num_ranks=num_ranks, late_imports=late_imports)
+    for process in context.processes:
+        process.join(RANKS_END_S)
+        process.kill()
+    while not context.join():  # returns at the end of any rank, and raises the error of one
+        pass
+
+
+def start_ranks(
+    function: Callable[..., None], *args: Any, num_ranks: int, late_imports: Sequence[str] = ()
+) -> mp.ProcessContext:
+    """Start ``function(rank, *args)`` in so many processes.
 
     A fork server imports torch and the module of the function once for all ranks.
 
@@ -43,14 +55,9 @@ def run_ranks(
     start_fork_server(modules)
     _server = forkserver._forkserver._forkserver_pid, modules
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    context = mp.start_processes(
+    return mp.start_processes(
         _begin_rank, (environment, function, args), num_ranks, join=False, start_method="forkserver"
     )
-    for process in context.processes:
-        process.join(RANKS_END_S)
-        process.kill()
-    while not context.join():  # returns at the end of any rank, and raises the error of one
-        pass
 
 
 def _begin_rank(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
 import sys
 from contextlib import nullcontext
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -20,62 +20,58 @@ from mmstream.train.distributed import (
     StopRequest,
     note_signals,
 )
+from tests.helpers.gloo_ranks import start_ranks
 from tests.helpers.logged_runs import metrics
 from tests.helpers.wait import wait_until
 
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
 
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends, also by a kill."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subprocess.Popen[str]]:
+def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[BaseProcess]:
     """Start ``mmstream train`` as torchrun would; each rank is a process group of its own."""
-    port = free_port()
     command = [
-        sys.executable, "-m", "mmstream", "train", corpus, "--out", str(out), "--device", "cpu",
+        "mmstream", "train", corpus, "--out", str(out), "--device", "cpu",
         "--image-size", "32", "--global-batch-size", "8", "--num-workers", "1", "--epochs", "500",
         "--checkpoint-every", "1000", "--log-keys", *more,
     ]  # fmt: skip
     out.mkdir(exist_ok=True)
-    ranks = []
-    for rank in range(world_size):
-        environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        with (out / f"rank{rank}.log").open("a") as log:
-            ranks.append(
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=end_with_parent,
-                )
-            )
-    return ranks
+    group = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    imports = ["tests.helpers.model_imports"]
+    arguments = (command, str(out), group)
+    return start_ranks(train, *arguments, num_ranks=world_size, late_imports=imports).processes
 
 
-def wait_for_steps(out: Path, ranks: list[subprocess.Popen[str]], num_steps: int) -> None:
+def train(rank: int, command: list[str], out: str, group: dict[str, str]) -> None:
+    """What each rank does."""
+    os.setsid()
+    with Path(out, f"rank{rank}.log").open("a") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    os.environ |= {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    forkserver._forkserver.__init__()  # its workers come from a server of its own
+    sys.argv = command
+    main()
+
+
+def wait_for_steps(out: Path, ranks: list[BaseProcess], num_steps: int) -> None:
     wait_until(
-        lambda: len(metrics(out)) >= num_steps or any(rank.poll() is not None for rank in ranks)
+        lambda: len(metrics(out)) >= num_steps or any(rank.exitcode is not None for rank in ranks)
     )
     assert len(metrics(out)) >= num_steps, (out / "rank0.log").read_text()
 
 
-def codes(ranks: list[subprocess.Popen[str]]) -> list[int]:
+def codes(ranks: list[BaseProcess]) -> list[int | None]:
     try:
-        return [rank.wait(timeout=500) for rank in ranks]
-    finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
+            rank.join(500)
+        return [rank.exitcode for rank in ranks]
+    finally:
+        end(ranks)
+
+
+def end(ranks: list[BaseProcess]) -> None:
+    for rank in ranks:
+        rank.kill()
+        rank.join()
 
 
 def saved_steps(out: Path) -> list[int]:
@@ -195,11 +191,10 @@ def test_a_killed_worker_ends_its_rank_with_one_line(corpus: str, tmp_path: Path
     try:
         wait_for_steps(tmp_path, ranks, 3)
         worker_of(ranks[-1].pid).send_signal(signal.SIGKILL)
-        assert ranks[-1].wait(timeout=500) == 1
+        ranks[-1].join(500)
+        assert ranks[-1].exitcode == 1
     finally:
-        for rank in ranks:  # the others wait for the rank that has ended; torchrun ends them
-            rank.kill()
-            rank.wait()
+        end(ranks)  # the others wait for the rank that has ended; torchrun ends them
     log = (tmp_path / "rank1.log").read_text()
     last = log.rstrip().splitlines()[-1]
     assert last.startswith("error: rank 1: worker 0 (pid ")
