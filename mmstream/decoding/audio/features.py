@@ -5,7 +5,7 @@ device makes them of a batch's samples:
 
     mel = features(batch["audio"], batch["audio_length"])
 
-They are those of transformers' ``WhisperFeatureExtractor``, which is not imported. Frames that hear
+They are those of transformers' ``WhisperFeatureExtractor``, with its mel filters. Frames that hear
 nothing but the silence behind a recording are all alike, and are not computed.
 """
 
@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mmstream.decoding.threaded_calls import resolve_vector_math
 from mmstream.errors import ConfigError
@@ -175,43 +174,19 @@ def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, torch
     last bits depend neither on threads nor on the frames beside it. Elsewhere they are float64.
     Products of dense float32 are coarser after ``torch.set_float32_matmul_precision``.
     """
+    from transformers.audio_utils import mel_filter_bank  # slow to import
+
     resolve_vector_math()
-    filters = torch.from_numpy(mel_filters(num_mels))
+    bank = mel_filter_bank(
+        num_frequency_bins=_HALF + 1,
+        num_mel_filters=num_mels,
+        min_frequency=0.0,
+        max_frequency=SAMPLE_RATE / 2,
+        sampling_rate=SAMPLE_RATE,
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    filters = torch.from_numpy(bank.T.astype(np.float32, order="C"))
     filters = filters.to_sparse() if device.type == "cpu" else filters.double()
     window = torch.hann_window(FFT_SIZE, dtype=torch.float32, device="cpu")
     return window.to(device), filters.to(device)  # copies that are done, for use on every stream
-
-
-def mel_filters(num_mels: int) -> NDArray[np.float32]:
-    """Return the weights of frequencies in mel bands, float32 [num_mels, 201].
-
-    The scale is Slaney's: linear below 1 kHz, logarithmic above. Each band is a triangle from the
-    middle of the band before to the middle of the band behind, with an area of 1.
-    """
-    highest = _hertz_to_mel(np.array(SAMPLE_RATE / 2))
-    corners = _mel_to_hertz(np.linspace(0.0, highest, num_mels + 2))
-    frequencies = np.linspace(0.0, SAMPLE_RATE / 2, _HALF + 1)
-    slopes = corners[:, None] - frequencies[None, :]
-    widths = np.diff(corners)[:, None]
-    rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
-    triangles = np.maximum(0.0, np.minimum(rising, falling))
-    areas = 2.0 / (corners[2:] - corners[:-2])
-    return (triangles * areas[:, None]).astype(np.float32)
-
-
-_LINEAR_HERTZ = 200 / 3
-_LOG_START_HERTZ = 1000.0
-_LOG_START_MEL = _LOG_START_HERTZ / _LINEAR_HERTZ
-_LOG_STEP = np.log(6.4) / 27.0
-
-
-def _hertz_to_mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = (
-        _LOG_START_MEL + np.log(np.maximum(hertz, _LOG_START_HERTZ) / _LOG_START_HERTZ) / _LOG_STEP
-    )
-    return np.where(hertz < _LOG_START_HERTZ, hertz / _LINEAR_HERTZ, above)
-
-
-def _mel_to_hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = _LOG_START_HERTZ * np.exp(_LOG_STEP * (mel - _LOG_START_MEL))
-    return np.where(mel < _LOG_START_MEL, mel * _LINEAR_HERTZ, above)
