@@ -333,15 +333,14 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
         DecodeError: More than 0.1 s of samples that the header promises are missing.
     """
     codec = sample_rate = num_channels = frame_bytes = sample_bits = 0
-    long_size: int | None = None  # of a file beyond 4 GiB, whose header is RF64
     position = 12
     for _ in range(_MAX_CHUNKS):
         head = read_range(data, position, position + 48)
         if len(head) < 8:
             return None
         name, size = head[:4], int.from_bytes(head[4:8], "little")
-        if name == b"ds64" and len(head) >= 24:
-            long_size = int.from_bytes(head[16:24], "little")
+        if name == b"ds64":  # of a file beyond 4 GiB, which libsndfile reads
+            return None
         if name == b"fmt " and size >= 16 and len(head) >= 24:
             codec, num_channels, sample_rate, _, frame_bytes, sample_bits = struct.unpack_from(
                 "<HHIIHH", head, 8
@@ -355,7 +354,7 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
             if not is_plain or not num_channels or frame_bytes != num_channels * sample_bytes:
                 return None
             tolerated = int(TOLERANCE_S * sample_rate) * frame_bytes
-            num_bytes = _data_bytes(size, long_size, len(data) - position - 8, tolerated)
+            num_bytes = _data_bytes(size, len(data) - position - 8, tolerated)
             num_samples = num_bytes // frame_bytes
             return WavSource(
                 *(data, sample_rate, num_channels, num_samples, codec, sample_bytes, position + 8)
@@ -364,15 +363,13 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
     return None
 
 
-def _data_bytes(size: int, long_size: int | None, num_present: int, tolerated: int) -> int:
+def _data_bytes(size: int, num_present: int, tolerated: int) -> int:
     """Return how many bytes the samples have.
 
     Raises:
         DecodeError: The file ends before them.
     """
-    if size == 0xFFFF_FFFF and long_size is not None:
-        size = long_size
-    elif size >= _UNKNOWN_SIZE and size > num_present:
+    if size >= _UNKNOWN_SIZE and size > num_present:
         return num_present
     if size > num_present + tolerated:
         raise DecodeError(f"truncated wav: {size - num_present:,} bytes of its samples are missing")
