@@ -305,6 +305,20 @@ def side_of(value: Any) -> int:
     return int(value[0] if isinstance(value, list | tuple) else value)
 
 
+def require_size(model_type: str, media: str, tensor: Tensor, side: int, cure: str) -> None:
+    """Refuse pictures or frames, [..., H, W], that are no squares of the tower's size.
+
+    Raises:
+        ConfigError: Names both sizes, and the setting.
+    """
+    height, width = tensor.shape[-2:]
+    if (height, width) != (side, side):
+        raise ConfigError(
+            f"model_inputs: {model_type} takes {media} of {side}x{side} here, not "
+            f"{width}x{height}: {cure}"
+        )
+
+
 def check_count(ids: Tensor, config: Any, kind: str, count: TokenCount, family: Family) -> None:
     """Check that a text has as many tokens of a kind as the model makes vectors.
 

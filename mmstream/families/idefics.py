@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from mmstream.decoding.media_shapes import MediaText, VideoShape
 from mmstream.decoding.text.placeholders import VideoLength
 from mmstream.errors import ConfigError
-from mmstream.families.family import Blank, Family, Inputs, Medium, Pictures, Videos, side_of
+from mmstream.families.family import (
+    Blank,
+    Family,
+    Inputs,
+    Medium,
+    Pictures,
+    Videos,
+    require_size,
+    side_of,
+)
 from mmstream.families.qwen_vl import frame_times
 from mmstream.settings import PositiveInt, checked
 
@@ -165,11 +174,8 @@ class SmolVLM(Idefics3):
 
         side = config.vision_config.image_size
         for frames in videos.frames:
-            if frames.shape[-2:] != (side, side):
-                raise ConfigError(
-                    f"model_inputs: {config.model_type} takes frames of {side}x{side} here, not "
-                    f"{frames.shape[-1]}x{frames.shape[-2]}: VideoDecoder.from_processor(processor)"
-                )
+            cure = "VideoDecoder.from_processor(processor)"
+            require_size(config.model_type, "frames", frames, side, cure)
         pixels = pad_sequence(videos.frames, batch_first=True)
         mask = torch.ones_like(pixels[:, :, 0], dtype=torch.int64)
         return {"pixel_values": pixels, "pixel_attention_mask": mask}

@@ -20,6 +20,7 @@ from mmstream.families.family import (
     Pictures,
     TokenCount,
     Videos,
+    require_size,
     side_of,
 )
 from mmstream.settings import PositiveInt, checked
@@ -169,12 +170,7 @@ class Llava(Family):
         tiles = pictures.stacked(config.model_type)
         if _has_one_size(config):
             side = config.vision_config.image_size
-            height, width = tiles.shape[-2:]
-            if (height, width) != (side, side):
-                raise ConfigError(
-                    f"model_inputs: llava takes pictures of {side}x{side} here, not "
-                    f"{width}x{height}: ImageDecoder(size={side})"
-                )
+            require_size("llava", "pictures", tiles, side, f"ImageDecoder(size={side})")
         return {"pixel_values": tiles}
 
     def num_tokens(self, kind: str, medium: Any, config: Any) -> TokenCount | None:
@@ -279,12 +275,8 @@ class LlavaOnevision(LlavaNext):
         import torch
 
         side = config.vision_config.image_size
-        height, width = videos.frames[0].shape[-2:]
-        if (height, width) != (side, side):
-            raise ConfigError(
-                f"model_inputs: {config.model_type} takes frames of {side}x{side} here, not "
-                f'{width}x{height}: VideoDecoder(size=({side}, {side}), resize="exact")'
-            )
+        cure = f'VideoDecoder(size=({side}, {side}), resize="exact")'
+        require_size(config.model_type, "frames", videos.frames[0], side, cure)
         if len({frames.shape for frames in videos.frames}) > 1:
             raise ConfigError(
                 f"model_inputs: {config.model_type} takes videos of one number of frames, these "
