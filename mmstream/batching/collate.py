@@ -213,7 +213,6 @@ def collate(
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
-    kept_apart = {"image", *fills, *picture_fields}
     media = _media(
         names,
         samples,
@@ -229,27 +228,18 @@ def collate(
         if name.startswith("__"):
             continue
         values = [sample.get(name) for sample in samples]
-        if UNCHANGED_TYPES.issuperset(map(type, values)):
+        if name == "image" or name in list_fields or name in picture_fields:
+            values = list(map(as_tensor, values))
+        if name in list_fields or UNCHANGED_TYPES.issuperset(map(type, values)):
             batch[name] = values
-            continue
-        if name in fills and all(map(are_tokens, values)):
+        elif name in fills and all(map(are_tokens, values)):
             batch[name] = pad_tokens(values, fills[name], pad_to, padding_side)
-            continue
-        if name not in kept_apart:
-            batch[name] = (
-                list(map(as_tensor, values))
-                if name in list_fields
-                else join_values(values, name in row_fields, take_memory)
-            )
-            continue
-        values = list(map(as_tensor, values))
-        pictures = [value for value in values if isinstance(value, torch.Tensor)]
-        if name in picture_fields and len(pictures) == len(values):
-            batch[name] = stack_pictures(pictures)
+        elif name in picture_fields and all(isinstance(value, torch.Tensor) for value in values):
+            batch[name] = stack_pictures(values)
         elif name == "image" and all(map(are_pictures, values)):
             batch |= join_pictures(values)
         else:
-            batch[name] = stack_values(values)
+            batch[name] = join_values(values, name in row_fields, take_memory)
     return batch
 
 

@@ -294,7 +294,8 @@ class ProcessorCollate:
             )
         template = getattr(processor, "chat_template", None)
         if template is not None:
-            tokenizer = _with_template(tokenizer, template)
+            tokenizer = copy(tokenizer)
+            tokenizer.chat_template = template
         tokens = {kind: getattr(processor, f"{kind}_token", None) for kind in self.kinds}
         return ProcessorText(
             tokenizer,
@@ -540,13 +541,6 @@ def _kinds_of(processor: Any) -> tuple[str, ...]:
         if _part(processor, kind) is not None
         and (not names.keys().isdisjoint(of_kind) or (is_open and kind == "audio"))
     )
-
-
-def _with_template(tokenizer: Any, template: Any) -> Any:
-    """Return a copy of a tokenizer with the chat template of its processor."""
-    tokenizer = copy(tokenizer)
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def _pillow(image: torch.Tensor) -> Any:

@@ -688,8 +688,14 @@ def _frames(processor: Any, family: str, chosen: dict[str, Any]) -> dict[str, An
     num_frames, fps = getattr(processor, "num_frames", None), getattr(processor, "fps", None)
     if chosen.keys() & {"num_frames", "indices"}:
         return {}
-    if family == "smolvlm":
-        return _smolvlm_frames(processor, chosen)
+    if family == "smolvlm":  # its number is the most frames
+        own = {"fps": fps, "max_frames": num_frames}
+        if not all(value is not None or name in chosen for name, value in own.items()):
+            raise ConfigError(
+                f"{type(processor).__name__} does not say which frames it takes: "
+                "VideoDecoder.from_processor(processor, fps=1, max_frames=64)"
+            )
+        return {name: value for name, value in own.items() if value is not None}
     if num_frames is not None and "fps" not in chosen:
         return {"num_frames": num_frames}
     bounds: dict[str, Any] = {}
@@ -703,18 +709,3 @@ def _frames(processor: Any, family: str, chosen: dict[str, Any]) -> dict[str, An
             "VideoDecoder.from_processor(processor, num_frames=8)"
         )
     return {**bounds, "fps": float(DEFAULT_FPS if fps is None else fps)}
-
-
-def _smolvlm_frames(processor: Any, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that say how many frames SmolVLM takes: its ``num_frames`` at most."""
-    settings = {}
-    for name, own in (("fps", "fps"), ("max_frames", "num_frames")):
-        value = getattr(processor, own, None)
-        if value is not None:
-            settings[name] = value
-        elif name not in chosen:
-            raise ConfigError(
-                f"{type(processor).__name__} does not say which frames it takes: "
-                "VideoDecoder.from_processor(processor, fps=1, max_frames=64)"
-            )
-    return settings
