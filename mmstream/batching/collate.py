@@ -227,7 +227,7 @@ def collate(
             continue
         if name.startswith("__"):
             continue
-        values = [sample.get(name) for sample in samples]
+        values: list[Any] = [sample.get(name) for sample in samples]
         if name == "image" or name in list_fields or name in picture_fields:
             values = list(map(as_tensor, values))
         if name in list_fields or UNCHANGED_TYPES.issuperset(map(type, values)):

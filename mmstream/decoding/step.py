@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import chain
-from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
 from mmstream.decoding.bad_samples import BadSamplePolicy
@@ -82,8 +81,6 @@ class BegunPictures(NamedTuple):
     memory: Sequence[RowMemory]
     """Of each row, for pass 3 too."""
     calls: ThreadedCalls[None]
-    is_awaited: Event
-    """Set: the caller waits for this step, not for one before."""
 
 
 class PlannedStep(NamedTuple):
@@ -125,15 +122,18 @@ class DecodeStage:
         batch_fields: BatchFields,
     ) -> None:
         self._limits = limits
-        self._decoders = decoders or PLAIN
-        self._progress = progress
-        self._decode_row = RowDecoder(
-            lookup, self._decoders, tuple(before), tuple(transforms), policy, progress, batch_fields
-        )
         self._memory = memory
-        self._shapes = self._decoders.shapes
+        self._decode_row = RowDecoder(
+            lookup,
+            decoders or PLAIN,
+            tuple(before),
+            tuple(transforms),
+            policy,
+            progress,
+            batch_fields,
+        )
         has_functions = bool(transforms or before)
-        is_baked = self._decoders.stored is not None
+        is_baked = decoders is not None and decoders.stored is not None
         # Plain and baked samples: nothing is made of them that is worth a call for each.
         self._is_light = (decoders is None or is_baked) and not has_functions and limits is None
         # The calling thread decodes too. Light samples are not worth handing to another thread.
@@ -147,7 +147,6 @@ class DecodeStage:
     def with_decoders(self, decoders: Decode) -> DecodeStage:
         """Return this stage with other decoders of the same fields. It shares its threads."""
         stage = copy(self)
-        stage._decoders, stage._shapes = decoders, decoders.shapes
         stage._decode_row = replace(self._decode_row, decoders=decoders)
         stage._last_begun = None
         return stage
@@ -198,14 +197,13 @@ class DecodeStage:
             StorageError: storage failed after retries.
             NameError, AttributeError, ...: a transform has a bug.
         """
-        self._progress.begin_stage(Stage.TEXT, step.lineage.epoch, step.lineage.step)
+        decoder, limits = self._decode_row, self._limits
+        decoder.progress.begin_stage(Stage.TEXT, step.lineage.epoch, step.lineage.step)
         decoded = self._at_once(step)
         if decoded is not None:
             return decoded
-        decoder, limits = self._decode_row, self._limits
         rows, begun = planned or (decoder.plan(step, self._side_by_side), None)  # 1
-        memory, pictures, is_awaited = begun or self._begin_pictures(step, rows)  # 2
-        is_awaited.set()
+        memory, pictures = begun or self._begin_pictures(step, rows)  # 2
         pictures.finish()
         if limits is None:  # 3
             filled = decoder.filled(step, self._finish_rows(decoder, step, rows, memory))
@@ -224,11 +222,10 @@ class DecodeStage:
             for field in entry.early_fields
         ]
         memory = self._memory_of_rows(rows)
-        is_awaited = Event()
 
         def decode(number: int) -> None:
             position, entry, field = tasks[number]
-            if is_awaited.is_set():  # else messages about a late batch mean another step
+            if calls.is_awaited:  # else messages about a late batch mean another step
                 self._decode_row.note(step, position, entry)
             entry.decode_picture(field, memory[position])
 
@@ -236,7 +233,7 @@ class DecodeStage:
         self._last_begun = weakref.ref(calls)
         if self._pool is not None:
             calls.begin(self._pool, self._num_helpers)
-        return BegunPictures(memory, calls, is_awaited)
+        return BegunPictures(memory, calls)
 
     def _memory_of_rows(self, rows: Sequence[Prepared | None]) -> Sequence[RowMemory]:
         """Return memory of the batch for each row. The videos of a field lie one behind the other.
@@ -252,7 +249,7 @@ class DecodeStage:
         groups = self._fixed_shapes(len(rows))
         groups += [[shape for _, shape in of_field] for of_field in planned.values()]
         views = self._memory.take_groups(groups)
-        fixed = dict(zip(self._shapes, views, strict=False))
+        fixed = dict(zip(self._decode_row.decoders.shapes, views, strict=False))
         memory = [
             {name: [view[position]] for name, (view,) in fixed.items()}
             for position in range(len(rows))
@@ -277,16 +274,17 @@ class DecodeStage:
         if len(samples) < len(step.outcomes):
             return None
         lineage, batch_fields = step.lineage, self._decode_row.batch_fields
-        stored = self._decoders.stored
+        decoders = self._decode_row.decoders
+        stored = decoders.stored
         if stored is not None:
             key = str(samples[0]["__key__"])
             sample_position = (lineage.epoch, lineage.step, *lineage.planned[0])
-            self._progress.begin_sample(Stage.DECODE, *sample_position, key)
+            self._decode_row.progress.begin_sample(Stage.DECODE, *sample_position, key)
         groups = self._memory.take_groups(self._fixed_shapes(len(samples)))
-        memory = {name: block for name, (block,) in zip(self._shapes, groups, strict=True)}
+        memory = {name: block for name, (block,) in zip(decoders.shapes, groups, strict=True)}
         try:
             if stored is None:
-                decoded = [parse_fields(sample, self._decoders) for sample in samples]
+                decoded = [parse_fields(sample, decoders) for sample in samples]
             else:
                 decoded = stored.decode_all(samples, memory)
         except SampleError:
@@ -307,7 +305,7 @@ class DecodeStage:
 
     def _fixed_shapes(self, num_rows: int) -> list[list[tuple[int, ...]]]:
         """Return the shape of all rows of each field whose rows have one shape."""
-        return [[(num_rows, *shape)] for shape in self._shapes.values()]
+        return [[(num_rows, *shape)] for shape in self._decode_row.decoders.shapes.values()]
 
     def _finish_rows(
         self,
@@ -342,7 +340,7 @@ class DecodeStage:
             return decoder.begin(step, *row, memory[row[0]])
 
         with self._helpers(step.outcomes) as (pool, num_helpers):
-            if pool is None or self._decoders.table.has_user_media:
+            if pool is None or decoder.decoders.table.has_user_media:
                 return list(map(decode_row, range(len(rows))))
             ahead = calls_ahead(decode_media, begun(), pool, 2 * num_helpers)
             return [

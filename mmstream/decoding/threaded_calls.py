@@ -88,6 +88,9 @@ class ThreadedCalls(Generic[T]):
     Args:
         function: what is called.
         sizes: N numbers that tell roughly how long each call takes.
+
+    Attributes:
+        is_awaited: whether the calling thread waits for the results.
     """
 
     def __init__(self, function: Callable[[int], T], sizes: Sequence[int]) -> None:
@@ -98,6 +101,7 @@ class ThreadedCalls(Generic[T]):
         self._errors: list[tuple[bool, int, BaseException]] = []
         self._helpers: list[Future[None]] = []
         self._is_stopped = False
+        self.is_awaited = False
 
     def begin(self, pool: Executor, num_helpers: int) -> None:
         """Let threads of a pool begin, as soon as they have done what they were given before.
@@ -115,6 +119,7 @@ class ThreadedCalls(Generic[T]):
         Raises:
             BaseException: what the function raised for the first position that has an error.
         """
+        self.is_awaited = True
         self._work()
         # Helpers that have not begun are busy with other calls, and find nothing left here.
         wait([helper for helper in self._helpers if not helper.cancel()])
