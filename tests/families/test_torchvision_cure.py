@@ -82,7 +82,7 @@ LOAD_NO_TORCHVISION = {
     "AutoTokenizer",
     "PreTrainedTokenizerFast",
     "logging",
-    "render_jinja_template",
+    "mel_filter_bank",
 }
 
 
