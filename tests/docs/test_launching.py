@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -26,6 +26,7 @@ from tests.helpers.logged_runs import metrics, require_exact
 from tests.helpers.paths import DOCS, ROOT
 from tests.helpers.slurm import install, slurm_environment
 from tests.helpers.wait import wait_until
+from tests.helpers.warm_ranks import warm_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +36,8 @@ TWO_NODES = re.search(
     re.S,
 )[1]
 SMALL = "--image-size 16 --max-length 16 --global-batch-size 8 --num-workers 0 --log-keys"
-NUM_STEPS = 60
-"""80 samples, 8 a step, 6 epochs."""
+NUM_STEPS = 40
+"""80 samples, 8 a step, 4 epochs."""
 MANY_EPOCHS = 1000
 """Of a run that must not end before this test stops it, however busy the machine is."""
 
@@ -44,6 +45,13 @@ MANY_EPOCHS = 1000
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("launching") / "shards", [40, 40])
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables with which the ranks of torchrun are forks that need not import torch."""
+    with warm_ranks(tmp_path_factory.mktemp("warm")) as variables:
+        yield variables
 
 
 @pytest.fixture
@@ -59,16 +67,18 @@ def wait_for_steps(out: Path, num_steps: int, job: subprocess.Popen[bytes], log:
 
 
 def test_two_nodes_go_on_by_themselves_when_a_rank_is_killed(
-    shards: str, tmp_path: Path, environment: Mapping[str, str]
+    shards: str, tmp_path: Path, environment: Mapping[str, str], warm: Mapping[str, str]
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     command = TWO_NODES.replace("node0:29500", f"127.0.0.1:{free_port()}")
     command = command.replace("--nproc-per-node 8", "--nproc-per-node 1 --local-addr 127.0.0.1")
     command = command.replace("shards/ --out run/", f"{shlex.quote(shards)} --out {out}")
-    words = ["bash", "-c", f"{command} {SMALL} --epochs 6 --checkpoint-every 4"]
+    words = ["bash", "-c", f"{command} {SMALL} --epochs 4 --checkpoint-every 4"]
     with log.open("wb") as file:
         agents = [
-            subprocess.Popen(words, env=environment, stdout=file, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                words, env={**environment, **warm}, stdout=file, stderr=subprocess.STDOUT
+            )
             for _ in range(2)
         ]
     try:
@@ -101,7 +111,11 @@ def programs(tmp_path: Path) -> Path:
 
 
 def test_the_slurm_script_saves_on_sigterm_asks_for_another_turn_and_goes_on(
-    shards: str, environment: Mapping[str, str], programs: Path, tmp_path: Path
+    shards: str,
+    environment: Mapping[str, str],
+    warm: Mapping[str, str],
+    programs: Path,
+    tmp_path: Path,
 ) -> None:
     """Two SIGTERMs come to two nodes. The second turn has one node."""
     out, log = tmp_path / "run", tmp_path / "log"
@@ -111,7 +125,7 @@ def test_the_slurm_script_saves_on_sigterm_asks_for_another_turn_and_goes_on(
         with log.open("ab") as file:
             return subprocess.Popen(
                 ["bash", str(DOCS / "slurm.sh"), shards, str(out)],
-                env={**environment, **slurm_environment(programs, num_nodes), **own}
+                env={**environment, **warm, **slurm_environment(programs, num_nodes), **own}
                 | {"GPUS_PER_NODE": "1"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -139,12 +153,12 @@ def test_the_slurm_script_saves_on_sigterm_asks_for_another_turn_and_goes_on(
 
 
 def test_the_slurm_script_fails_when_training_fails(
-    environment: Mapping[str, str], programs: Path, tmp_path: Path
+    environment: Mapping[str, str], warm: Mapping[str, str], programs: Path, tmp_path: Path
 ) -> None:
     own = {"TRAIN_OPTIONS": "--epochs 1", "GPUS_PER_NODE": "1", "MAX_RESTARTS": "0"}
     own["RDZV_PORT"] = str(free_port())
     command = ["bash", str(DOCS / "slurm.sh"), str(tmp_path / "nothing"), str(tmp_path / "run")]
-    environment = {**environment, **slurm_environment(programs, 1), **own}
+    environment = {**environment, **warm, **slurm_environment(programs, 1), **own}
     job = subprocess.run(command, env=environment, capture_output=True, timeout=500, check=False)
     assert job.returncode != 0
     assert not (programs / "requeued").exists()

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from mmstream.train.demo import free_port
 
@@ -46,18 +47,23 @@ def run_starts(command: Sequence[str], out: Path, starts: Sequence[tuple[int, in
     assert process.returncode == 0, (out / "ranks.log").read_text()
 
 
-def main() -> int:
-    """Import what a rank needs, and start the ranks."""
+def import_for_ranks() -> None:
+    """Import what a rank needs that trains a small model."""
     from mmstream.families.family import import_torchvision
     from mmstream.train import loop, vlm  # noqa: F401
 
     import_torchvision()
-    from transformers import (  # noqa: F401  # what a small VLM is made of
+    from transformers import (  # noqa: F401
+        CLIPModel,
         CLIPVisionModel,
         LlamaForCausalLM,
         LlavaForConditionalGeneration,
     )
 
+
+def main() -> int:
+    """Import what a rank needs, and start the ranks."""
+    import_for_ranks()
     job = json.loads(sys.argv[1])
     codes = [1]
     for world_size, kill_after in job["starts"]:
@@ -96,10 +102,7 @@ def _train(command: list[str]) -> None:
 
 def fork_rank(rank: int, world_size: int, port: int, run: Callable[[], object]) -> int:
     """Fork a rank, as of torchrun, that calls a function. Return the number of its process."""
-    pid = os.fork()
-    if pid:
-        return pid
-    os.environ |= {
+    environment = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",
@@ -110,12 +113,23 @@ def fork_rank(rank: int, world_size: int, port: int, run: Callable[[], object]) 
         "TORCHELASTIC_RUN_ID": "none",
         "OMP_NUM_THREADS": "1",
     }
+    return fork(run, environment)
+
+
+def fork(run: Callable[[], object], environment: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Fork a process that calls a function, and ends. Return the number of the process."""
+    pid = os.fork()
+    if pid:
+        return pid
     code = 1
     try:
+        os.environ.update(environment)
         run()
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
     except BaseException:
         traceback.print_exc()
     finally:
