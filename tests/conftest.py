@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -20,9 +18,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.decoding.threaded_calls import resolve_vector_math
 from tests.helpers.bad_corpus import write_tiny
+from tests.helpers.commands import run_command
 from tests.helpers.corpora import write_corpus
 from tests.helpers.orders import COUNTS
 from tools import s3_server
@@ -228,18 +226,10 @@ def mmstream(
     """Run a command line in this process; return (exit code, stdout, stderr)."""
 
     def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        logger = logging.getLogger("mmstream")
-        level = logger.level  # a command sets it for its process, which ends with it
-        try:
-            with pytest.raises(SystemExit) as stopped:
-                main()
-        finally:
-            logger.setLevel(level)
+        code = run_command([*map(str, words)], monkeypatch)
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
-        assert isinstance(stopped.value.code, int)
-        return stopped.value.code, out, err
+        return code, out, err
 
     return run
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import json
 import os
+import shlex
 import shutil
 import types
 from pathlib import Path
@@ -57,10 +59,28 @@ def folder(material, tmp_path):
     return Path(shutil.copytree(material, tmp_path / "here", copy_function=os.link))
 
 
+READMES = ("README.md", "README.zh-CN.md")
+"""test_launching.py runs what is in them."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in READMES])
 def test_the_blocks_of_a_page_run_from_top_to_bottom(page, folder, monkeypatch):
     run_page(page, (ROOT / page).read_text(), folder, monkeypatch)
+
+
+def test_the_code_of_the_readme_in_chinese_is_that_of_the_one_in_english():
+    english, chinese = (
+        [
+            ast.dump(ast.parse(block.code))
+            if block.language == "python"
+            else shlex.split(block.code, comments=True)
+            for block in blocks_of((ROOT / page).read_text())
+            if not block.not_run
+        ]
+        for page in READMES
+    )
+    assert english == chinese
 
 
 @pytest.mark.parametrize("page", PAGES)

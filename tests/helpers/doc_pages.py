@@ -31,6 +31,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.cli import cli
+from tests.helpers.commands import run_command
 from tests.helpers.paths import ROOT
 
 PAGES = sorted(
@@ -49,6 +50,7 @@ SHORTER = (
         r"\1 --max-steps 2 --image-size 16 --max-length 16 --num-workers 0 ",
     ),
     (r"--nproc-per-node \d+", "--nproc-per-node 2"),
+    (r"--num-workers 8", "--num-workers 2"),
 )
 
 
@@ -123,7 +125,21 @@ def run_page(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
             code = _shorter(_in_place(block))
             exec(compile(code, f"{name} (as {path.name})", "exec"), module.__dict__)
         elif block.language == "bash":
-            _run_bash(name, block, folder)
+            _run_commands(name, block, folder)
+
+
+def _run_commands(name: str, block: Block, folder: Path) -> None:
+    """Run commands of mmstream in this process, which has imported torch, and others in bash."""
+    lines = _shorter(block.code).replace("\\\n", " ").splitlines()
+    commands = [words for line in lines if (words := shlex.split(line, comments=True))]
+    if any(words[0] != "mmstream" or {"|", "&&", ">"} & {*words} for words in commands):
+        _run_bash(name, block, folder)
+        return
+    for words in commands:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+            code = run_command(words[1:], patch)
+        assert code == 0, f"{name}:{block.line}: {shlex.join(words)}"
 
 
 def _run_bash(name: str, block: Block, folder: Path) -> None:
