@@ -1,7 +1,8 @@
 """The samples that a condition chooses, and counts of the values of their columns.
 
-The columns of a large corpus take too long for one page. So counts grow from page to page: each
-reads shards for a short time, spread over the corpus, and says of how many samples the counts are.
+The columns of a large corpus take too long for one page. So a page counts for a short time, in
+shards that are spread over the corpus, and says of how many samples the counts are. Behind it, a
+thread counts on, so that a later page has the counts of all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from mmstream.dataset.columns import column_names, read_columns
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.select import ClauseCounts, explained, rule_of
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
 from mmstream.view.content import Content
 
 FACET_COLUMNS = (
@@ -33,6 +34,12 @@ MAX_VALUES = 20
 
 MAX_SECONDS = 0.6
 """What the counts of a page may take."""
+
+MAX_BACKGROUND_SECONDS = 300.0
+"""So long after a page the thread counts on."""
+
+BETWEEN_SECONDS = 0.02
+"""The thread waits so long between some shards and the next ones, so that a page gets its turn."""
 
 NUM_THREADS = 8
 """Shards whose columns are read side by side."""
@@ -70,6 +77,10 @@ class Facets:
     num_counted: int = 0
     problem: str = ""
     """Why there are none."""
+    thread: threading.Thread | None = None
+    """Counts behind the pages."""
+    goes_on: bool = False
+    """False: the thread ends soon."""
 
     def __post_init__(self) -> None:
         shards = range(self.dataset.num_shards)
@@ -77,20 +88,46 @@ class Facets:
         self._lock = threading.Lock()
         self._names: list[str] | None = None
 
-    def grow(self) -> None:
-        """Count in more shards, for `MAX_SECONDS`.
+    def grow(self) -> dict[str, dict[Any, int]]:
+        """Count in more shards for `MAX_SECONDS`, and let a thread count on.
+
+        Returns:
+            What was counted so far: {column: {value: samples}}.
 
         Raises:
             ShardError, StorageError: Columns cannot be read.
         """
-        with self._lock, ThreadPoolExecutor(NUM_THREADS) as pool:
+        with self._lock:
             try:
                 self._begin()
             except ConfigError as error:
                 self.problem = str(error)
-                return
-            until = time.monotonic() + MAX_SECONDS
-            while self._shards and self.counts:
+                return {}
+        self._count_until(time.monotonic() + MAX_SECONDS)
+        with self._lock:
+            self.goes_on = self.is_unfinished
+            if self.goes_on and (self.thread is None or not self.thread.is_alive()):
+                self.thread = threading.Thread(target=self._count_on, daemon=True)
+                self.thread.start()
+            return {name: dict(counts) for name, counts in self.counts.items()}
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether there are shards left to count in."""
+        return bool(self._shards and self.counts)
+
+    def _count_on(self) -> None:
+        """Count until all is counted, another choice is looked at, or it takes too long."""
+        until = time.monotonic() + MAX_BACKGROUND_SECONDS
+        with suppress(MMStreamError, OSError):  # the next page meets the same error, and shows it
+            while self.goes_on and self.is_unfinished and time.monotonic() < until:
+                self._count_until(0)
+                time.sleep(BETWEEN_SECONDS)
+
+    def _count_until(self, until: float) -> None:
+        """Count in some shards, and in more of them until a time of the monotonic clock."""
+        with self._lock, ThreadPoolExecutor(NUM_THREADS) as pool:
+            while self.is_unfinished:
                 shards = self._shards[:NUM_THREADS]
                 results = list(pool.map(self._counts_of, shards))
                 del self._shards[: len(shards)]
@@ -148,6 +185,7 @@ class Choices:
         self._content = content
         self._chosen = lru_cache(MAX_CHOICES)(self._choose)
         self._facets = lru_cache(MAX_CHOICES)(Facets)
+        self._looked_at: Facets | None = None
 
     def of(self, source: str, select: str, where: str) -> Choice:
         """Return what a stored selection and a condition choose of a source."""
@@ -159,7 +197,11 @@ class Choices:
 
     def facets(self, source: str, select: str, where: str) -> Facets:
         """Return the counts of what is chosen, as far as they are known."""
-        return self._facets(self.of(source, select, where).dataset)
+        facets = self._facets(self.of(source, select, where).dataset)
+        if self._looked_at is not None and self._looked_at is not facets:
+            self._looked_at.goes_on = False
+        self._looked_at = facets
+        return facets
 
     def _choose(self, source: str, select: str, where: str) -> Choice:
         own = self._content.source(source)

@@ -17,6 +17,7 @@ from mmstream.reading.step import Job
 from mmstream.types import IntArray, SampleRef
 from mmstream.view.content import Content
 from mmstream.view.pages import number_of, show
+from mmstream.view.shares import shares_of
 from mmstream.view.tiles import Tile, tiles_of
 
 MAX_SEARCHED = 4_000_000
@@ -138,6 +139,7 @@ def step_page(request: Request) -> Response:
         ranks=ranks,
         rank=query.get("rank", ""),
         facts=facts,
+        shares=shares_of(order, epoch, step),
         unlike_run=content.unlike_run(),
         of_ranks=list(_of_ranks(content, epoch, step, ranks, wanted)),
     )

@@ -71,8 +71,9 @@ def grid(request: Request) -> Response:
     tiles = tiles_of(content, refs)
     facets = request.app.state.choices.facets(choice.source, choice.select, choice.where)
     columns, selections, facets_problem = [], {}, ""
+    counted: dict[str, dict[Any, int]] = {}
     try:
-        facets.grow()
+        counted = facets.grow()
         selections = stored_names(source.dataset)
         if not facets.problem:
             columns = column_names(source.dataset)
@@ -87,8 +88,8 @@ def grid(request: Request) -> Response:
         tiles=tiles,
         facets=[
             (name, _values(choice, name, counts))
-            for name, counts in facets.counts.items()
-            if counts.total() >= 2 * len(counts)  # ids of few samples tell nothing
+            for name, counts in counted.items()
+            if sum(counts.values()) >= 2 * len(counts)  # ids of few samples tell nothing
         ],
         num_counted=facets.num_counted,
         facets_problem=facets_problem or facets.problem,

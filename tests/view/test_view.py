@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,9 +32,11 @@ from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.removed import take_down
 from mmstream.errors import StorageError
 from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.view import choice
 from mmstream.view.app import application
 from mmstream.view.charts import Line, read_metrics, starts_of
 from mmstream.view.content import Content
+from mmstream.view.shares import shares_of
 from mmstream.view.spectrogram import decibels, spectrogram_of
 from tests.cli.test_show import EVIL, SVG, hostile
 from tests.helpers.browser import open_page
@@ -158,6 +161,30 @@ def test_the_grid_shows_samples_columns_and_a_choice(client):
     assert "of 11" in text_of(client, zh.replace("&amp;", "&"))
     (quoted,) = re.findall(r'href="([^"]*a\+key[^"]*true[^"]*)"', page)
     assert "of 16" in text_of(client, quoted.replace("&amp;", "&"))
+
+
+def test_counts_of_a_large_corpus_go_on_behind_the_page(tmp_path, monkeypatch):
+    from mmstream.converting.sidecar import write_sidecars
+
+    url = write_corpus(tmp_path, [1] * 40, fields_of, checksums=True)
+    write_sidecars(mm.open_dataset(url), progress=False)
+    monkeypatch.setattr(choice, "MAX_SECONDS", -1.0)
+    counts_of, reads = choice.Facets._counts_of, threading.Event()
+
+    def held(self, shard):
+        if self.num_counted:
+            assert reads.wait(500)
+        return counts_of(self, shard)
+
+    monkeypatch.setattr(choice.Facets, "_counts_of", held)
+    client = client_of(url)
+    assert "Counts of 8 of 40 samples so far" in text_of(client, "/")
+    reads.set()
+    facets = client.app.state.choices.facets("", "", "")
+    facets.thread.join()
+    page = text_of(client, "/")
+    assert "so far" not in page
+    assert '<td class="count">14</td>' in page  # in Chinese
 
 
 def test_a_wrong_condition_says_why_and_shows_all(client):
@@ -287,9 +314,39 @@ def test_the_step_of_a_sample_is_found_where_steps_differ_in_rows(folder):
         edges = mm.Buckets("num_text_bytes", edges=[15, 25, 60], rows={15: 4, 25: 8, 60: 4})
         return replace(pipeline_of(data), batching=edges)
 
-    page = text_of(client_of(folder, pipeline=buckets), "/sample/0/5?ranks=2")
+    client = client_of(folder, pipeline=buckets)
+    page = text_of(client, "/sample/0/5?ranks=2")
     assert "As the model gets it, at this step" in page
     assert "another sample takes its row" not in page
+    assert "Shares of the buckets, over the steps of epoch 0" in text_of(client, "/order?step=1")
+    order = buckets(mm.open_dataset(folder)).order
+    shares = shares_of(order, 0, 1)
+    counts = Counter(f"up to {order.edge(0, step)}" for step in range(order.steps_per_epoch))
+    counted = {band.name: round(band.share * order.steps_per_epoch) for band in shares.bands}
+    assert counted == counts
+    heights = [bar.height for band in shares.bands for bar in band.bars]
+    assert sum(heights) == pytest.approx(120 * order.steps_per_epoch)
+
+
+def test_the_shares_of_a_mixture_are_drawn_over_the_run(folder, corpus):
+    a, b = mm.open_dataset(folder), mm.open_dataset(corpus)
+    changes = {30: {"a": 1, "b": 1}, 50: {"a": 0, "b": 1}}
+    mixture = mm.Mixture({"a": (a, 3), "b": (b, 1)}, epoch_steps=20, changes=changes)
+    shares = shares_of(pipeline_of(mixture).order, 2, 0)
+    assert (shares.first, shares.last, shares.at) == (0, 60, 560 * 40 / 60)
+    first, second = shares.bands
+    assert (first.name, first.share, second.share) == ("a", 0.5, 0.5)
+    assert first.bars == [(0, 30, 280, 90), (280, 60, 186.67, 60)]
+    assert second.bars == [(0, 0, 280, 30), (280, 0, 186.67, 60), (466.67, 0, 93.33, 120)]
+    client = client_of("mixture.json", pipeline=pipeline_of, opened=lambda: mixture)
+    page = text_of(client, "/order?epoch=2")
+    assert "50.0%" in page
+    assert page.count("<title>") == 3
+    many = mm.Mixture({f"s{n}": (a, 1 + n % 2) for n in range(50)}, epoch_steps=4)
+    bands = shares_of(pipeline_of(many).order, 0, 0).bands
+    assert (len(bands), bands[-1].name) == (40, "11 others")
+    assert sum(band.share for band in bands) == pytest.approx(1)
+    assert shares_of(pipeline_of(a).order, 0, 0) is None
 
 
 def test_trouble_is_counted_and_shown(tmp_path):
