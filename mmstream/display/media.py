@@ -165,7 +165,7 @@ def _player(name: str, recording: Recording, max_bytes: int) -> tuple[Markup, st
     if len(recording) > max_bytes:
         return Markup(), f"; not embedded: more than {size_text(max_bytes)}"
     kind = media_type.played_as
-    return element(kind.partition("/")[0], _data_url(kind, recording)), ""
+    return element(kind.partition("/")[0], _data_url(kind, recording), name), ""
 
 
 def _frame_tiles(

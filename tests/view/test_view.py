@@ -436,6 +436,37 @@ def test_a_run_shows_its_curves_waits_and_resumes(folder, tmp_path):
     assert len(starts_of([Line(1, num_bad=2), Line(2, num_bad=2), Line(3)])) == 2
 
 
+class Names(HTMLParser):
+    """What of a page has no name for those who cannot see it."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.unnamed, self.num_titles, self.labels = [], 0, []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.labels += [tag] if tag == "label" else []
+        self.num_titles += tag == "h1"
+        is_named = "aria-label" in given or (tag == "img" and "alt" in given)
+        is_control = tag in ("input", "select") and given.get("type") != "hidden"
+        is_shown = tag == "svg" and "aria-hidden" not in given
+        needs_name = is_control or is_shown or tag in ("img", "nav", "audio", "video")
+        if needs_name and not is_named and not (is_control and self.labels):
+            self.unnamed.append(self.get_starttag_text())
+
+    def handle_endtag(self, tag):
+        self.labels = self.labels[:-1] if tag == "label" else self.labels
+
+
+def test_every_picture_and_control_has_a_name_for_those_who_cannot_see_it(client):
+    addresses = ["/", "/sample/0/7", "/order", "/trouble", "/trouble?kind=rejects", "/statistics"]
+    for address in [*addresses, "/select?where=width+%3E+3", "/bad?shard=0&index=1"]:
+        names = Names(text_of(client, address))
+        assert (names.unnamed, names.num_titles) == ([], 1), address
+    assert Names("<img><label><input></label><input><nav>").unnamed == ["<img>", "<input>", "<nav>"]
+
+
 # -- what is missing, broken or hostile ------------------------------------------------------------
 
 
