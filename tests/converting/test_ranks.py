@@ -7,8 +7,7 @@ import logging
 import pytest
 
 import mmstream as mm
-from mmstream.storage import open_store
-from mmstream.storage.write_lock import write_lock
+from mmstream.storage import open_store, write_lock
 from tests.converting.pausing import FORK, objects
 from tests.helpers.convert_corpus import run, tree, write_rows
 
@@ -30,10 +29,11 @@ def test_what_others_may_read_already_is_not_replaced(tmp_path, rerun):
 
 
 @pytest.mark.slow
-def test_a_range_of_shards_never_waits(tmp_path):
+def test_a_range_of_shards_never_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
     rows, dest = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "corpus"
     with (
-        write_lock(open_store(dest), "convert"),
+        write_lock.write_lock(open_store(dest), "convert"),
         pytest.raises(mm.ConfigError, match="another convert"),
     ):
         run(rows, dest, shard_range=(0, 1))

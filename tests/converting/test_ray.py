@@ -98,24 +98,6 @@ def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(
     assert sum(len(list(job.rows.read())) for job in jobs) == 40  # the copy is gone
 
 
-def test_ctrl_c_cancels_all_tasks_and_another_engine_continues(
-    corpus, tmp_path, cluster, monkeypatch
-):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        after_reports(patch, 2, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(corpus, tmp_path / "out", samples_per_shard=2, engine="ray")
-    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
-    assert (tmp_path / "out" / MARKER_NAME).exists()
-    assert len(list((tmp_path / "out").glob("*.tar"))) < 20
-    run(corpus, tmp_path / "out", samples_per_shard=2)
-    run(corpus, tmp_path / "alone", samples_per_shard=2)
-    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
-
-
 def test_an_error_of_a_task_is_one_line_of_its_own_kind(corpus, tmp_path, cluster, monkeypatch):
     portable = engines._portable
 
@@ -136,6 +118,24 @@ def test_a_destination_that_nodes_do_not_share_is_named(corpus, tmp_path, cluste
         run(corpus, tmp_path / "out", engine="ray", num_workers=1)
     with pytest.raises(mm.ConfigError, match="only this process has its memory"):
         run(corpus, "memory://bucket/out", engine="ray")
+
+
+def test_ctrl_c_cancels_all_tasks_and_another_engine_continues(
+    corpus, tmp_path, cluster, monkeypatch
+):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_reports(patch, 2, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / "out", samples_per_shard=2, engine="ray")
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    assert (tmp_path / "out" / MARKER_NAME).exists()
+    assert len(list((tmp_path / "out").glob("*.tar"))) < 20
+    run(corpus, tmp_path / "out", samples_per_shard=2)
+    run(corpus, tmp_path / "alone", samples_per_shard=2)
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
 
 
 def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(

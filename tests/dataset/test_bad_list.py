@@ -26,8 +26,7 @@ from mmstream.dataset.verify import bad_samples, verify
 from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ManifestError
-from mmstream.storage import open_store
-from mmstream.storage.write_lock import write_lock
+from mmstream.storage import open_store, write_lock
 from tests.helpers.bad_corpus import FAULTS, offsets, patch, write_faulty, write_tiny
 from tests.helpers.convert_corpus import make_corpus, run
 from tests.helpers.corpora import write_corpus, write_shard
@@ -250,9 +249,10 @@ def test_verify_leaves_out_another_tar_of_as_many_samples(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_list_is_not_written_while_another_process_writes_there(tmp_path):
+def test_a_list_is_not_written_while_another_process_writes_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
     write_tiny(tmp_path, [5])
-    with write_lock(open_store(tmp_path), "index"):
+    with write_lock.write_lock(open_store(tmp_path), "index"):
         result = CliRunner().invoke(cli, ["verify", str(tmp_path), "--write-bad"])
         assert "another index (pid" in str(result.exception)
         assert verified(tmp_path)[0] == 0

@@ -20,8 +20,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, ShardError
-from mmstream.storage import open_store
-from mmstream.storage.write_lock import write_lock
+from mmstream.storage import open_store, write_lock
 from tests.helpers.convert_corpus import make_corpus, run, tree
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.foreign_tars import field_list, make_tar, read_by_mmstream
@@ -424,8 +423,9 @@ def test_quick_compares_sizes_and_reads_no_sample(converted):
 
 
 @pytest.mark.slow
-def test_two_calls_do_not_index_one_folder_at_a_time(tars, tmp_path):
-    with write_lock(open_store(tars), "convert"):
+def test_two_calls_do_not_index_one_folder_at_a_time(tars, tmp_path, monkeypatch):
+    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
+    with write_lock.write_lock(open_store(tars), "convert"):
         with pytest.raises(ConfigError, match=r"another convert \(pid .* is writing here"):
             index(tars)
         assert index(tars, output=tmp_path / "elsewhere").num_shards == 2

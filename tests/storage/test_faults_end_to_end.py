@@ -50,12 +50,11 @@ def content(batch: dict[str, Any]) -> tuple[list[str], list[bytes], list[bytes]]
     return batch["__key__"], batch["jpg"], batch["txt"]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_five_percent_of_faults_of_every_kind_change_no_batch(corpora, proxy, num_workers):
+def test_five_percent_of_faults_of_every_kind_change_no_batch(corpora, proxy):
     local, remote = corpora
     expected = [content(batch) for batch in small_loader(local, **SETTINGS)]
     proxy.set(FIVE_PERCENT)
-    loader = small_loader(remote, num_workers, **SETTINGS)
+    loader = small_loader(remote, **SETTINGS)
     assert [content(batch) for batch in loader] == expected
     loader.close()
     counts, stats = proxy.counts(), loader.stats
