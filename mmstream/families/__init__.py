@@ -5,7 +5,11 @@ family.py      `Family`, the base of all, and what they exchange with model_inpu
 qwen_vl.py     Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5
 qwen_omni.py   Qwen2.5-Omni and Qwen3-Omni
 qwen_audio.py  Qwen2-Audio
+glm_v.py       GLM-4V, GLM-4.6V
 llava.py       Llava 1.5, Llava-NeXT, LLaVA-OneVision
+gemma3.py      Gemma 3
+paligemma.py   PaliGemma
+mistral3.py    Mistral 3, and Llava with Pixtral's tower
 internvl.py    InternVL
 idefics.py     Idefics2, Idefics3, SmolVLM
 whisper.py     Whisper
@@ -22,9 +26,13 @@ from mmstream.decoding.image.geometry import View, whole_view
 from mmstream.decoding.image.tiles import TileRule
 from mmstream.families import (
     clip,
+    gemma3,
+    glm_v,
     idefics,
     internvl,
     llava,
+    mistral3,
+    paligemma,
     qwen_audio,
     qwen_omni,
     qwen_vl,
@@ -43,10 +51,14 @@ __all__ = [
     "Videos",
     "View",
     "clip",
+    "gemma3",
+    "glm_v",
     "idefics",
     "internvl",
     "llava",
+    "mistral3",
     "of",
+    "paligemma",
     "qwen_audio",
     "qwen_omni",
     "qwen_vl",

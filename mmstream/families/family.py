@@ -262,6 +262,15 @@ class Family:
         """Return the features of recordings as the model takes them."""
         raise NotImplementedError
 
+    def text_inputs(self, text: Inputs, config: Any) -> Inputs:
+        """Return what the model takes of a text beside ids, mask and labels: by default, nothing.
+
+        Args:
+            text: ``input_ids``, and ``attention_mask`` and ``labels`` where the batch has them.
+            config: The model's config.
+        """
+        return {}
+
     def row_inputs(
         self, batch: Batch, media: dict[str, Medium], config: Any, label_field: str
     ) -> dict[str, Any]:

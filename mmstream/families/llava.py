@@ -23,6 +23,7 @@ from mmstream.families.family import (
     require_size,
     side_of,
 )
+from mmstream.families.mistral3 import Mistral3
 from mmstream.settings import PositiveInt, checked
 
 # -- tokens of images and videos -------------------------------------------------------------------
@@ -161,20 +162,27 @@ _CLIP = "clip_vision_model"
 
 @dataclass(frozen=True)
 class Llava(Family):
-    """Llava 1.5: [num_pictures, 3, S, S], those of all rows one after another."""
+    """Llava 1.5: [num_pictures, 3, S, S], those of all rows one after another.
+
+    With Pixtral's tower, pictures have sizes of their own, as for Mistral 3.
+    """
 
     takes: tuple[str, ...] = ("image",)
 
     def image_inputs(self, pictures: Pictures, config: Any) -> Inputs:
         """Return the pictures as one tensor. CLIP's tower and SigLIP's take one size."""
+        if _is_pixtral(config):
+            return _PIXTRAL.image_inputs(pictures, config)
         tiles = pictures.stacked(config.model_type)
         if _has_one_size(config):
             side = config.vision_config.image_size
-            require_size("llava", "pictures", tiles, side, f"ImageDecoder(size={side})")
+            require_size(config.model_type, "pictures", tiles, side, f"ImageDecoder(size={side})")
         return {"pixel_values": tiles}
 
     def num_tokens(self, kind: str, medium: Any, config: Any) -> TokenCount | None:
         """Return the number of patches, where all pictures have one size."""
+        if _is_pixtral(config):
+            return _PIXTRAL.num_tokens(kind, medium, config)
         if not _has_one_size(config):
             return None
         length = _tokens_of_picture(config)
@@ -182,9 +190,18 @@ class Llava(Family):
 
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of the tower's size."""
+        if _is_pixtral(config):
+            return _PIXTRAL.blank(kind, config)
         side = side_of(config.vision_config.image_size)
         tokens = [config.image_token_id] * _tokens_of_picture(config)
         return Blank(tokens, Pictures.blank(1, 3, side, side))
+
+
+_PIXTRAL = Mistral3()
+
+
+def _is_pixtral(config: Any) -> bool:
+    return bool(config.vision_config.model_type == "pixtral")
 
 
 def _has_one_size(config: Any) -> bool:
@@ -199,7 +216,8 @@ def _tokens_of_picture(config: Any) -> int:
     vision = config.vision_config
     length = (side_of(vision.image_size) // side_of(vision.patch_size)) ** 2
     length += vision.model_type == _CLIP
-    return int(length - (config.vision_feature_select_strategy == "default"))
+    strategy = getattr(config, "vision_feature_select_strategy", "full")  # PaliGemma has none
+    return int(length - (strategy == "default"))
 
 
 @dataclass(frozen=True)
@@ -234,7 +252,7 @@ class LlavaNext(Family):
         patch = side_of(config.vision_config.patch_size)
         side = side_of(config.vision_config.image_size)
         shape = _tiled((patch, side), side, config)
-        tokens = [config.image_token_id] * next_image_length(patch)(shape)
+        tokens = [config.image_token_id] * _unpadded_patches(shape, patch)
         tiles = Pictures.blank(shape.num_tiles, 3, side, side, size=(patch, side))
         return Blank(tokens, tiles)
 
@@ -292,7 +310,7 @@ class LlavaOnevision(LlavaNext):
             setting = f"mm.families.llava.onevision_video_length(patch_size={patch})"
             return TokenCount(number, setting)
         max_tiles = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
-        length = onevision_image_length(patch, max_tiles)
+        length = partial(_shrunk_patches, patch_size=patch, max_tiles=max_tiles)
         number = 0
         for num_tiles, (height, width) in zip(
             medium.tiles_per_picture.tolist(), medium.sizes.tolist(), strict=True

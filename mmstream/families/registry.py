@@ -17,9 +17,13 @@ from typing import Any
 from mmstream.errors import ConfigError, escaped
 from mmstream.families import (
     clip,
+    gemma3,
+    glm_v,
     idefics,
     internvl,
     llava,
+    mistral3,
+    paligemma,
     qwen_audio,
     qwen_omni,
     qwen_vl,
@@ -41,17 +45,25 @@ FAMILIES: dict[str, Family] = {
     **qwen_omni.FAMILIES,
     **internvl.FAMILIES,
     **idefics.FAMILIES,
+    **gemma3.FAMILIES,
+    **glm_v.FAMILIES,
+    **mistral3.FAMILIES,
+    **paligemma.FAMILIES,
     **qwen_audio.FAMILIES,
     **whisper.FAMILIES,
     **clip.FAMILIES,
 }
 """The families of this folder, by ``model_type``."""
 
-_THINKERS = {
+_TYPES_OF_PROCESSORS = {
     "qwen2_5_omni": "qwen2_5_omni_thinker",
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
+    "pixtral": "mistral3",
 }
-"""Models whose part that sees, hears and reads is trained by itself, and has their processor."""
+"""The ``model_type`` that is trained with a processor, where its folder has another name.
+
+Of the omni models, the part that sees, hears and reads is trained by itself.
+"""
 
 
 def of(model: Any) -> Family:
@@ -83,7 +95,7 @@ def _type_of_processor(processor: Any) -> str | None:
     is_model = hasattr(processor, "config") or hasattr(processor, "model_type")
     if is_model or (package, models) != ("transformers", "models"):
         return None
-    return _THINKERS.get(folder, folder)
+    return _TYPES_OF_PROCESSORS.get(folder, folder)
 
 
 def resolve(model: Any) -> tuple[Any, Any, Family]:

@@ -86,9 +86,10 @@ def model_inputs(
     These families are known, by the ``model_type`` of their configs:
 
     - Vision-language models: ``llava``, ``llava_next``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``,
-      ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``, ``llava_onevision``. A row may have any
-      number of pictures. Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl``,
-      ``qwen3_vl``, ``smolvlm`` and ``llava_onevision`` also take videos.
+      ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``, ``llava_onevision``, ``gemma3``,
+      ``glm4v``, ``mistral3``, ``paligemma``. A row may have any number of pictures. Labels are
+      those of the tokens. ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``, ``smolvlm`` and
+      ``llava_onevision`` also take videos.
     - Language models of text only: all that transformers calls ``ForCausalLM``, such as ``llama``,
       ``qwen3``, ``gemma``, ``mistral``.
     - Models that hear: ``qwen2_audio``. ``qwen2_5_omni_thinker`` and ``qwen3_omni_moe_thinker``
@@ -99,11 +100,11 @@ def model_inputs(
     - Classification: ``vit``, ``resnet`` and every other model that is called
       ``ForImageClassification``. A row has one picture, and its class is in `label_field`.
 
-    Flat batches, of ``Pipeline(batching=)``, are taken by all of these but Whisper, two towers and
-    classifiers. The model gets positions that begin anew in each document, no ``attention_mask``,
-    and ``use_cache=False``: with a cache, or a mask, documents would see each other in silence.
-    Qwen-VL gets positions of four rows, made here by the model's own rule where the batch has one.
-    FlashAttention gets the lengths of documents.
+    Flat batches, of ``Pipeline(batching=)``, are taken by all of these but PaliGemma, Whisper, two
+    towers and classifiers. The model gets positions that begin anew in each document, no
+    ``attention_mask``, and ``use_cache=False``: with a cache, or a mask, documents would see each
+    other in silence. Qwen-VL and GLM-4V get positions of four rows, made here by the model's own
+    rule where the batch has one. FlashAttention gets the lengths of documents.
 
     Pixels are normalised once. Floating pixels are taken as `mm.to_device` has normalised them, and
     do not change, whatever `normalize` says. Pixels in uint8 are normalised here, and need
@@ -239,7 +240,7 @@ def _text_arguments(
     if request.blank_image:
         text = _with_blanks(text, media, model, config, family)
     ids = text["input_ids"]
-    media_inputs = family.inputs(media, ids, config)
+    media_inputs = family.inputs(media, ids, config) | family.text_inputs(text, config)
     for kind, medium in media.items() if reads_config else ():
         if (count := family.num_tokens(kind, medium, config)) is not None:
             check_count(ids, config, kind, count, family)

@@ -23,6 +23,11 @@ from tests.helpers.media_files import video_file
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded, psnr
 
+PAN_AND_SCAN = {
+    "pan_and_scan_min_crop_size": 100,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
 KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {}),
     ("CLIPImageProcessor", {"do_center_crop": False}),
@@ -36,6 +41,12 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("LlavaNextImageProcessor", {"size": {"shortest_edge": 336}, "crop_size": 336}),
     ("LlavaOnevisionImageProcessor", {}),
     ("GotOcr2ImageProcessor", {"crop_to_patches": True, "max_patches": 6}),
+    ("Glm4vImageProcessor", {"size": {"shortest_edge": 12_544, "longest_edge": 400_000}}),
+    ("Glm46VImageProcessor", {"size": {"shortest_edge": 2**19, "longest_edge": 2**20}}),
+    ("Gemma3ImageProcessor", {}),
+    ("Gemma3ImageProcessor", {"do_pan_and_scan": True, **PAN_AND_SCAN}),
+    ("PixtralImageProcessor", {}),
+    ("PixtralImageProcessor", {"size": {"longest_edge": 300}, "patch_size": 28}),
 ]
 
 

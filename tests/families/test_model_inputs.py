@@ -20,9 +20,10 @@ import mmstream as mm
 from mmstream import model_inputs
 from tests.helpers.chats import assistant, user
 from tests.helpers.corpora import write_corpus
-from tests.helpers.families import Family, transformers
+from tests.helpers.families import Family, paligemma, transformers
 from tests.helpers.media_models import assert_blank_media_train_nothing
 from tests.helpers.model_cases import CASES, PAIRS, TOWER
+from tests.helpers.model_cases import paligemma as paligemma_model
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded
 
@@ -157,6 +158,45 @@ def test_a_vision_language_model_gets_what_its_processor_makes_and_learns(datase
     model.zero_grad()
     assert_blank_media_train_nothing(model, without)
     assert [name for name, weight in trained.items() if weight.grad is None] == []
+
+
+@pytest.mark.slow
+def test_paligemma_gets_the_prefix_and_suffix_that_its_processor_makes_and_learns(tmp_path):
+    family = paligemma()
+    torch.manual_seed(0)
+    model = paligemma_model(family.decode.text.tokenizer)
+    numbers = [2, 1, 1, 0, 0, 0]  # of pictures
+
+    def messages_of(number: int) -> list[dict[str, Any]]:
+        parts = [{"type": "image", "field": f"{i}.png"} for i in range(numbers[number])]
+        parts.append({"type": "text", "text": f"question {number}"})
+        return [user(parts), assistant([{"type": "text", "text": CAPTIONS[number]}])]
+
+    def fields_of(number: int) -> dict[str, bytes]:
+        pictures = {f"{i}.png": PICTURES[number + i] for i in range(numbers[number])}
+        return {"json": json.dumps({"messages": messages_of(number)}).encode(), **pictures}
+
+    decode = replace(family.decode, image=replace(family.decode.image, scaled_decoding=False))
+    dataset = mm.open_dataset(write_corpus(tmp_path, [6], fields_of))
+    pipeline = mm.Pipeline(dataset, global_batch_size=3, decode=decode, shuffle=False)
+    batch, without = mm.Loader(pipeline)
+    inputs = model_inputs(batch, model, normalize=family.processor)
+    expected = family.processor(
+        text=[f"{'<image>' * numbers[number]}question {number}" for number in range(3)],
+        images=[opened(PICTURES[number : number + numbers[number]]) for number in range(3)],
+        suffix=CAPTIONS[:3],
+        padding=True,
+        padding_side="right",
+        return_tensors="pt",
+    )
+    assert_same(inputs, dict(expected))
+    assert_loss_falls(model, inputs)
+    model.zero_grad()
+    assert_blank_media_train_nothing(model, without)
+    several = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+    several["labels"][:, [-5, -1]] = 7  # a question between two answers sees no later text
+    kinds = model_inputs(several, model, normalize=HALF)["token_type_ids"]
+    assert kinds[0].tolist() == [0] * (kinds.shape[1] - 5) + [1] * 5
 
 
 def test_the_blank_picture_stands_in_padding_or_makes_rows_longer(datasets):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.helpers.media_families import (
     transformers,
 )
 from tests.helpers.media_models import assert_equal_inputs, model_of, positions_of
+from tests.helpers.model_cases import CASES
 from tests.helpers.packs import assert_parity
 from tests.helpers.paths import ROOT
 
@@ -436,3 +438,33 @@ def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(
     dataset = mm.open_dataset(str(tmp_path))
     packed = batch_of(dataset, omni_decode(family, fps), batching=mm.Flat())
     assert_same_training(model, family, packed, padded)
+
+
+# -- pictures in their own sizes -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["glm4v", "gemma3", "mistral3", "pixtral"])
+def test_real_pictures_reach_the_model_as_its_processor_makes_them(
+    name: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    family = case.family()
+    files = [[f"coco/images/{file}.jpg" for file in row] for row in PICTURES]
+    rows = [messages_of([], [], row) for row in files]
+    decode = replace(family.decode, image=replace(family.decode.image, scaled_decoding=False))
+    batch = batch_of(corpus_of(tmp_path, list(zip(rows, files, strict=True))), decode)
+    tokenizer = family.decode.text.tokenizer
+    torch.manual_seed(0)
+    model = case.model(tokenizer)
+    inputs = model_inputs(batch, model, normalize=family.processor)
+    labels = inputs.pop("labels")
+    texts = [
+        tokenizer.apply_chat_template(row, tokenize=False, chat_template=family.processor_template)
+        for row in rows
+    ]
+    images = [[Image.open(DATA / file).convert("RGB") for file in row] for row in files]
+    expected = family.processor(text=texts, images=images, **TO_TENSORS)
+    assert_equal_inputs(inputs, dict(expected))
+    assert tokenizer.decode(labels[0][labels[0] != -100]) == "0 cats<|im_end|>"
+    assert torch.isfinite(model(**inputs, labels=labels).loss)

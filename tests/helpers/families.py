@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -105,12 +105,107 @@ def intern_vl() -> Family:
     )
 
 
+def seeing(
+    token: str,
+    length: Any,
+    make: Callable[[Any], Any],
+    marks: tuple[str, ...] = (),
+    written: str = "",
+    template: str = QWEN_VL,
+) -> Family:
+    """A family whose template writes one token for a picture, or this token between others."""
+    template = template.replace(MARKED, written or token)
+    tokenizer = byte_chat(template, [*SPECIAL, token, *marks])
+    processor = make(tokenizer)
+    text = TextDecoder(tokenizer, 20_000, image_token=token, image_length=length)
+    return Family(
+        processor, template, Decode(image=ImageDecoder.from_processor(processor), text=text)
+    )
+
+
+def glm_v(**settings: Any) -> Family:
+    pictures = transformers.Glm4vImageProcessor(
+        size={"shortest_edge": 112 * 112, "longest_edge": 400_000}, **settings
+    )
+    marks = ("<|begin_of_image|>", "<|end_of_image|>")
+    return seeing(
+        "<|image|>",
+        mm.families.qwen_vl.image_length(),
+        lambda tokenizer: transformers.Glm4vProcessor(
+            pictures, tokenizer, transformers.Glm4vVideoProcessor()
+        ),
+        marks,
+        "<|image|>".join(marks),
+    )
+
+
+def gemma3(side: int = 56, length: int = 4, **settings: Any) -> Family:
+    """The template writes the image token, that of the processor the token before it."""
+    pictures = transformers.Gemma3ImageProcessor(size={"height": side, "width": side})
+    settings |= {"pan_and_scan_min_crop_size": 16}
+
+    def make(tokenizer: Any) -> Any:
+        tokens = {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"}
+        for name, token in tokens.items():
+            setattr(tokenizer, f"{name}_token", token)
+            setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+        processor = transformers.Gemma3Processor(pictures, tokenizer, image_seq_length=length)
+        processor.images_kwargs = {**processor.images_kwargs, **settings}
+        return processor
+
+    family = seeing(
+        "<image_soft_token>",
+        mm.families.gemma3.image_length(length),
+        make,
+        ("<start_of_image>", "<end_of_image>"),
+    )
+    template = QWEN_VL.replace(MARKED, "<start_of_image>")
+    return replace(family, processor_template=template)
+
+
+def pixtral(side: int = 504, patch_size: int = 14, merge_size: int = 2) -> Family:
+    pictures = transformers.PixtralImageProcessor(
+        size={"longest_edge": side}, patch_size={"height": patch_size, "width": patch_size}
+    )
+    return seeing(
+        "[IMG]",
+        mm.families.mistral3.image_length(patch_size, merge_size),
+        lambda tokenizer: transformers.PixtralProcessor(
+            pictures, tokenizer, patch_size, merge_size
+        ),
+        ("[IMG_BREAK]", "[IMG_END]"),
+    )
+
+
+PREFIX_AND_SUFFIX = (
+    "{% for m in messages %}{% for p in m.content if p.type == 'image' %}<image>{% endfor %}"
+    "{% if m.role == 'user' %}{{ bos_token }}{% endif %}"
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
+    "{{ '\n' if m.role == 'user' else eos_token }}{% endfor %}"
+)
+
+
+def paligemma() -> Family:
+    """Pictures of 56 pixels, which take 16 tokens."""
+    pictures = transformers.SiglipImageProcessor(size={"height": 56, "width": 56})
+    pictures.image_seq_length = 16
+    return seeing(
+        "<image>",
+        16,
+        lambda tokenizer: transformers.PaliGemmaProcessor(pictures, tokenizer),
+        template=PREFIX_AND_SUFFIX,
+    )
+
+
 FAMILIES: dict[str, Callable[[], Family]] = {
     "qwen2-vl": partial(qwen, max_pixels=200_000),
     "qwen3-vl": partial(qwen, patch_size=16, min_pixels=2**16, max_pixels=2**18),
     "llava-next": llava_next,
     "llava-onevision": llava_onevision,
     "internvl": intern_vl,
+    "glm4v": glm_v,
+    "gemma3": partial(gemma3, do_pan_and_scan=True),
+    "mistral3": pixtral,
 }
 
 

@@ -236,6 +236,79 @@ def idefics3(tokenizer: Any, name: str = "Idefics3") -> Any:
     )
 
 
+GLM_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32}
+
+
+def glm_v(tokenizer: Any, name: str = "Glm4v", **settings: Any) -> Any:
+    ids = token_ids(tokenizer, image_token_id="<|image|>")
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}
+    text = {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope, "pad_token_id": 0}
+    vision = {**GLM_VISION, "num_heads": 2, "image_size": 112}
+    config = getattr(transformers, f"{name}Config")(
+        text_config={**text, **settings}, vision_config=vision, **ids
+    )
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+
+EXPERTS = {
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 0,
+}
+
+
+def gemma3(tokenizer: Any) -> Any:
+    """Pictures of 16 patches, which take 4 tokens. A layer sees few tokens, another one all."""
+    text = {**TEXT, "num_hidden_layers": 2, "head_dim": 16, "sliding_window": 16}
+    layers = ["sliding_attention", "full_attention"]
+    return transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            text_config={**text, "layer_types": layers, "vocab_size": len(tokenizer)},
+            vision_config={**VISION, "model_type": "siglip_vision_model", "image_size": 56},
+            mm_tokens_per_image=4,
+            **token_ids(tokenizer, image_token_index="<image_soft_token>"),
+        )
+    )
+
+
+PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 112}
+
+
+def mistral3(tokenizer: Any) -> Any:
+    return transformers.Mistral3ForConditionalGeneration(
+        transformers.Mistral3Config(
+            text_config=transformers.MistralConfig(**TEXT, vocab_size=len(tokenizer)),
+            vision_config=PIXTRAL,
+            **token_ids(tokenizer, image_token_index="[IMG]"),
+        )
+    )
+
+
+def pixtral(tokenizer: Any) -> Any:
+    return transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            text_config=transformers.MistralConfig(**TEXT, vocab_size=len(tokenizer)),
+            vision_config=PIXTRAL,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+            **token_ids(tokenizer, image_token_index="[IMG]"),
+        )
+    )
+
+
+def paligemma(tokenizer: Any) -> Any:
+    return transformers.PaliGemmaForConditionalGeneration(
+        transformers.PaliGemmaConfig(
+            text_config=transformers.GemmaConfig(**TEXT, head_dim=16, vocab_size=len(tokenizer)),
+            vision_config=transformers.SiglipVisionConfig(**VISION, image_size=56),
+            projection_dim=32,
+            **token_ids(tokenizer, image_token_index="<image>"),
+        )
+    )
+
+
 CASES = {
     "qwen2_vl": Case(FAMILIES["qwen2-vl"], qwen2_vl),
     "qwen2_5_vl": Case(FAMILIES["qwen2-vl"], qwen2_5_vl),
@@ -246,6 +319,11 @@ CASES = {
     "internvl": Case(internvl_family, internvl),
     "idefics2": Case(partial(idefics_family, "2"), idefics2),
     "idefics3": Case(partial(idefics_family, "3"), idefics3),
+    "glm4v": Case(FAMILIES["glm4v"], glm_v),
+    "glm4v_moe": Case(FAMILIES["glm4v"], partial(glm_v, name="Glm4vMoe", **EXPERTS)),
+    "gemma3": Case(FAMILIES["gemma3"], gemma3),
+    "mistral3": Case(partial(FAMILIES["mistral3"], 112), mistral3),
+    "pixtral": Case(partial(FAMILIES["mistral3"], 112, merge_size=1), pixtral),
 }
 
 

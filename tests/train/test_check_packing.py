@@ -28,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"gemma3"}))  # it refuses pictures
 def test_known_models_keep_documents_with_pictures_apart(name: str, dataset: mm.Dataset) -> None:
     decode, model = decode_and_model(name, "sdpa")
     layout = "rows" if name == "qwen3_vl" else "flat"

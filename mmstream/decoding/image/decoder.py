@@ -48,6 +48,8 @@ from mmstream.decoding.image.tiles import (
     InternVLTiles,
     LlavaNextTiles,
     LlavaOnevisionTiles,
+    PanAndScanTiles,
+    PixtralTile,
     SquareTile,
     TileRule,
 )
@@ -250,8 +252,9 @@ class ImageDecoder:
         Args:
             processor: An image processor, or a processor that holds an ``image_processor``. Known
                 are those of CLIP, DINOv2 (``BitImageProcessor``), SigLIP, ViT, Llava, Llava-NeXT,
-                LLaVA-OneVision, Qwen2-VL and its successors, and InternVL
-                (``GotOcr2ImageProcessor``).
+                LLaVA-OneVision, Qwen2-VL and its successors, InternVL (``GotOcr2ImageProcessor``),
+                GLM-4V, Gemma 3 and Pixtral. Give the whole processor of Mistral 3, as its patches
+                are larger than those of its image processor.
             **settings: Settings of the decoder that replace the processor's.
 
         Returns:
@@ -635,8 +638,8 @@ def _check_settings(decoder: ImageDecoder) -> None:
 # something else than the decoder can run as a transform instead; ``docs/images.md`` shows how.
 
 _KNOWN = (
-    *("Bit", "CLIP", "GotOcr2", "Llava", "LlavaNext", "LlavaOnevision", "Qwen2VL", "Siglip"),
-    "ViT",
+    *("Bit", "CLIP", "Gemma3", "Glm46V", "Glm4v", "GotOcr2", "Llava", "LlavaNext"),
+    *("LlavaOnevision", "Pixtral", "Qwen2VL", "Siglip", "ViT"),
 )
 """Names of classes up to ``ImageProcessor``. The tests compare each with the decoder."""
 
@@ -647,23 +650,25 @@ def settings_of(processor: Any) -> dict[str, Any]:
 
     Four kinds of processors are known:
 
-    - SigLIP and ViT stretch a picture to a size.
+    - SigLIP, ViT and Gemma 3 stretch a picture to a size.
     - CLIP, DINOv2 (``Bit``) and Llava scale the shorter side; some then crop. With ``do_pad``,
       Llava first pads a picture to a square.
-    - Qwen2-VL and its successors keep the size within a pixel budget.
-    - Llava-NeXT, LLaVA-OneVision and InternVL (``GotOcr2``) cut tiles.
+    - Qwen2-VL, its successors and GLM-4V keep the size within a pixel budget.
+    - Llava-NeXT, LLaVA-OneVision, InternVL (``GotOcr2``), Gemma 3 with pan and scan, and Pixtral
+      have rules of tiles.
 
     Other classes are refused, because settings of the same names may mean something else there.
 
     Raises:
         ConfigError: The class is not known, or a setting has no counterpart. The message names it.
     """
+    whole = processor
     processor = getattr(processor, "image_processor", processor)
     name = type(processor).__name__
     if name.partition("ImageProcessor")[0] not in _KNOWN:
         raise ConfigError(f"{name}: not one of {', '.join(_KNOWN)}; run it as a transform")
     interpolation = interpolation_of(processor, {2: "bilinear", 3: "bicubic"})
-    return {"interpolation": interpolation, **_geometry(processor, name)}
+    return {"interpolation": interpolation, **_geometry(processor, name, whole)}
 
 
 def interpolation_of(processor: Any, interpolations: Mapping[int, str]) -> str:
@@ -689,7 +694,7 @@ def interpolation_of(processor: Any, interpolations: Mapping[int, str]) -> str:
     return interpolations[resample]
 
 
-def _geometry(processor: Any, name: str) -> dict[str, Any]:
+def _geometry(processor: Any, name: str, whole: Any) -> dict[str, Any]:
     """Return the settings that say how large results are and what is cut."""
     size = _plain_size(processor, "size")
     crop = _plain_size(processor, "crop_size")
@@ -697,13 +702,14 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
     if hasattr(processor, "merge_size"):
         if size.keys() != {"shortest_edge", "longest_edge"}:
             raise unknown
+        # For these processors, the two "edges" are numbers of pixels. GLM's count a picture twice.
+        count = processor.temporal_patch_size if name.startswith("Glm4") else 1
         return {
             "resize": "max_pixels",
             "multiple_of": processor.patch_size * processor.merge_size,
-            # For these processors, the two "edges" are numbers of pixels.
-            "pixel_budget": (size["shortest_edge"], size["longest_edge"]),
+            "pixel_budget": (size["shortest_edge"] // count, size["longest_edge"] // count),
         }
-    tiles = _tiles(processor, name)
+    tiles = _tiles(processor, name, whole)
     if tiles is not None:
         sides = {*size.values(), *crop.values()}
         if len(sides) != 1:
@@ -724,7 +730,7 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
     return {"size": (size["height"], size["width"]), "resize": "exact"}
 
 
-def _tiles(processor: Any, name: str) -> TileRule | None:
+def _tiles(processor: Any, name: str, whole: Any) -> TileRule | None:
     pinpoints = getattr(processor, "image_grid_pinpoints", None)
     if pinpoints:
         shapes = tuple((int(height), int(width)) for height, width in pinpoints)
@@ -733,6 +739,16 @@ def _tiles(processor: Any, name: str) -> TileRule | None:
         return LlavaOnevisionTiles(shapes, background=_background(processor))
     if getattr(processor, "crop_to_patches", False):
         return InternVLTiles(processor.min_patches, processor.max_patches)
+    # A processor of Gemma 3 has settings that replace those of its image processor.
+    settings = {**vars(processor), **getattr(whole, "images_kwargs", {})}
+    if settings.get("do_pan_and_scan"):
+        names = ("min_crop_size", "max_num_crops", "min_ratio_to_activate")
+        return PanAndScanTiles(*(settings[f"pan_and_scan_{name}"] for name in names))
+    if name.startswith("Pixtral"):
+        # Mistral 3's image processor does not know how many patches its model merges.
+        side = whole.patch_size
+        side = side if isinstance(side, int) else side["height"]
+        return PixtralTile(side * getattr(whole, "spatial_merge_size", 1))
     return None
 
 

@@ -1,25 +1,27 @@
 """Tiles: one picture as several squares, by which vision-language models see detail.
 
-Place in the flow: `decoder.py` asks here how to cut a picture of a given size. The three
-rules here choose one of the allowed grids:
+Place in the flow: `decoder.py` asks here how to cut a picture of a given size. Three rules choose
+one of the allowed grids:
 
     LlavaNextTiles        Llava-NeXT        the picture is scaled to fit into the grid, and padded
     LlavaOnevisionTiles   LLaVA-OneVision   the same; several pictures of a sample are not cut
     InternVLTiles         InternVL          the picture is stretched to the grid
 
-All add the whole picture as one more tile. The choices are those of transformers; the tests compare
-with it.
+All add the whole picture as one more tile. Two more rules are `PanAndScanTiles` of Gemma 3, which
+adds crops of a long picture, and `PixtralTile`, which makes one tile of the picture's proportions.
+The choices are those of transformers; the tests compare with it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 from mmstream.decoding.image.geometry import View, fitting_shape, whole_view
 from mmstream.errors import ConfigError
 from mmstream.media.types import Shape
-from mmstream.settings import Level, PositiveInt, checked
+from mmstream.settings import Level, PositiveFloat, PositiveInt, checked
 
 LLAVA_NEXT_SHAPES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 """``image_grid_pinpoints`` of the published Llava-NeXT models, for tiles of 336 pixels."""
@@ -232,6 +234,81 @@ class InternVLTiles(TileRule):
         if not self.thumbnail or rows * columns == 1:
             return [tiles]
         return [tiles, whole_view(picture, (side, side))]
+
+
+@checked()
+@dataclass(frozen=True)
+class PanAndScanTiles(TileRule):
+    """Add crops of a long picture to the whole one, by the rule of Gemma 3's pan and scan.
+
+    The whole picture is stretched to a square, and so are its crops, which stand side by side along
+    the longer side. This is ``pan_and_scan_batched`` of transformers.
+
+    Attributes:
+        min_crop_size: Fewest pixels of a crop's side. Where crops would be smaller, there are none.
+        max_crops: Most crops.
+        min_ratio: A picture is cut where its longer side is so many times the other.
+
+    Examples:
+        A picture of 300 x 900 pixels gives three crops, and the whole picture:
+
+        >>> len(PanAndScanTiles().views((300, 900), 896))
+        4
+    """
+
+    min_crop_size: PositiveInt = 256
+    max_crops: PositiveInt = 4
+    min_ratio: PositiveFloat = 1.2
+
+    def views(self, picture: Shape, side: int) -> list[View]:
+        """Return a view of the whole picture and one of each crop, all of one tile."""
+        square = (side, side)
+        whole = whole_view(picture, square)._replace(tile=side)
+        shortest, longest = min(picture), max(picture)
+        number = min(longest // self.min_crop_size, math.floor(longest / shortest + 0.5))
+        number = min(self.max_crops, max(2, number))
+        length = math.ceil(longest / number)
+        is_long = longest / shortest >= self.min_ratio
+        if not is_long or min(length, shortest) < self.min_crop_size:
+            return [whole]
+        spans = [(start, min(length, longest - start)) for start in range(0, longest, length)]
+        is_wide = picture[1] >= picture[0]
+        boxes = [
+            (0, start, shortest, extent) if is_wide else (start, 0, extent, shortest)
+            for start, extent in spans
+        ]
+        return [whole, *(View(box, square, square, (0, 0), tile=side) for box in boxes)]
+
+
+@checked()
+@dataclass(frozen=True)
+class PixtralTile(TileRule):
+    """Make one tile of the picture's proportions, by the rule of Pixtral and Mistral 3.
+
+    A picture that is longer than the decoder's ``size`` is scaled down to it. Both sides are then
+    stretched to multiples. This is ``get_resize_output_image_size`` of transformers.
+
+    Attributes:
+        multiple_of: Both sides are multiples of it, in pixels: the model's patch size x merge size.
+
+    Examples:
+        >>> [view] = PixtralTile(28).views((480, 640), 1540)
+        >>> view.shape
+        (504, 644)
+    """
+
+    multiple_of: PositiveInt = 28
+
+    def views(self, picture: Shape, side: int) -> list[View]:
+        """Return one view, of the whole picture."""
+        ratio = max(extent / side for extent in picture)
+        if ratio > 1:
+            picture_height, picture_width = (math.floor(extent / ratio) for extent in picture)
+        else:
+            picture_height, picture_width = picture
+        multiple = self.multiple_of
+        height, width = ((extent - 1) // multiple + 1 for extent in (picture_height, picture_width))
+        return [whole_view(picture, (height * multiple, width * multiple))]
 
 
 @lru_cache(maxsize=16)

@@ -38,8 +38,8 @@ Ids = NDArray[np.int64]
 Length: TypeAlias = int | Callable[[Any], int | MediaText]
 """How many tokens a medium takes, or a function from its shape to that number or to a text."""
 
-ImageLength: TypeAlias = Callable[[ImageShape], int]
-"""Says how many tokens an image of a shape takes, from 1 up."""
+ImageLength: TypeAlias = Callable[[ImageShape], int | MediaText]
+"""Says how many tokens an image of a shape takes, from 1 up, or which text takes its place."""
 
 VideoLength: TypeAlias = Callable[[VideoShape], int | MediaText]
 """Says how many tokens a video of a shape takes, from 1 up, or which text takes its place."""
