@@ -1,7 +1,7 @@
 """Facts about audio and video files: duration, size, rate. Nothing is decoded for them.
 
 Place in the flow: the converter notes them beside its shards, and `measuring.statistics` measures
-them.
+them. Both import this module where they have such a file, because FFmpeg is slow to load.
 
 A video has the frames and times that training plans with. WAV and FLAC state their length in their
 first bytes, and MP3 in the headers of its frames. Of all other sounds FFmpeg reads the headers, and
@@ -10,22 +10,19 @@ all packets where no header tells their length.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
+
+from av.container import InputContainer
 
 from mmstream.errors import DecodeError
+from mmstream.media.audio import AudioSource, open_audio, open_wav
 from mmstream.media.audio_headers import check_rate, mp3_frames, refuse_short, states_length
+from mmstream.media.ffmpeg import MediaKind, is_cover, media_stream, open_media
 from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline
-from mmstream.media.types import container_format
-
-if TYPE_CHECKING:
-    from av.container import InputContainer
-
-    from mmstream.media.audio import AudioSource
-    from mmstream.media.ffmpeg import MediaKind
-
-Facts: TypeAlias = dict[str, int | float | str]
-"""What is known about a file, by name."""
+from mmstream.media.mp4 import video_tables
+from mmstream.media.types import Facts, container_format
+from mmstream.media.video import read_video
 
 MAX_PIXELS = 128 * 2**20
 """Most pixels of a frame, as of an image."""
@@ -75,8 +72,6 @@ def media_facts(
     if "sample_rate" in facts:
         check_rate(int(facts["sample_rate"]))
     if decode and name != "mp3":
-        from mmstream.media.audio import open_audio  # loads libsndfile
-
         with open_audio(data, deadline) as source:
             facts |= _heard(source)
     return facts
@@ -84,10 +79,6 @@ def media_facts(
 
 def _video(data: bytes, deadline: Deadline, decode: bool) -> Facts:
     """Return what training plans with, and what is known of the sound."""
-    from mmstream.media.ffmpeg import media_stream, open_media  # loads PyAV
-    from mmstream.media.mp4 import video_tables
-    from mmstream.media.video import read_video
-
     tables = video_tables(data)
     with open_media(data, deadline, MAX_PIXELS) as container:
         codec = media_stream(container, "video").codec_context.codec.canonical_name
@@ -108,8 +99,6 @@ def _video(data: bytes, deadline: Deadline, decode: bool) -> Facts:
 
 def _num_decoded(data: bytes, deadline: Deadline) -> int:
     """Decode a video, keep nothing, and return the number of its frames."""
-    from mmstream.media.ffmpeg import media_stream, open_media
-
     num_frames = 0
     with open_media(data, deadline, MAX_PIXELS) as container:
         stream = media_stream(container, "video")
@@ -125,24 +114,18 @@ def _num_decoded(data: bytes, deadline: Deadline) -> int:
 
 def _wav(data: bytes) -> Facts:
     """Read the header of a WAV. Empty where FFmpeg must: the samples are compressed."""
-    from mmstream.media.audio import open_wav
-
     wav = open_wav(data)
     return {} if wav is None else _sound(wav, "pcm" if wav.codec == 1 else "pcm_float")
 
 
 def _flac(data: bytes, deadline: Deadline) -> Facts:
     """Read the header of a FLAC that tells its length."""
-    from mmstream.media.audio import open_audio
-
     with open_audio(data, deadline) as source:
         return _sound(source, "flac")
 
 
 def _mp3(data: bytes, deadline: Deadline, decode: bool) -> Facts:
     """Count the frames of an MP3 once, and return what training hears of them."""
-    from mmstream.media.audio import open_audio  # loads libsndfile
-
     frames = counted = mp3_frames(data, deadline)
     if frames is not None and frames.is_trusted:
         counted = mp3_frames(data, deadline, trusts_header=False)
@@ -174,8 +157,6 @@ def _heard(source: AudioSource) -> Facts:
 
 def _track(data: bytes, is_uncounted: bool, deadline: Deadline) -> Facts:
     """Read the header of a sound by FFmpeg. Where that tells no length, packets are counted."""
-    from mmstream.media.ffmpeg import is_cover, media_stream, open_media  # loads PyAV
-
     with open_media(data, deadline, MAX_PIXELS) as container:
         if not all(map(is_cover, container.streams.video)):
             raise DecodeError("not an audio but a video")
@@ -194,8 +175,6 @@ def _track(data: bytes, is_uncounted: bool, deadline: Deadline) -> Facts:
 
 def _sound_facts(container: InputContainer) -> Facts:
     """Return what is known of the track with sound that is decoded."""
-    from mmstream.media.ffmpeg import media_stream
-
     try:
         context = media_stream(container, "audio").codec_context
     except DecodeError:

@@ -19,6 +19,9 @@ Kind: TypeAlias = Literal["image", "video", "audio"]
 Shape: TypeAlias = tuple[int, int]
 """(height, width) in pixels."""
 
+Facts: TypeAlias = dict[str, int | float | str]
+"""What is known about a file, by name."""
+
 
 class RangeReadable(Protocol):
     """A file that is read piece by piece, such as `mmstream.tar.lazy_bytes.LazyBytes`."""

@@ -44,11 +44,10 @@ from mmstream.converting.media.references import (
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 from mmstream.errors import DecodeError, MMStreamError, StorageError, escaped
-from mmstream.media.facts import Facts, media_facts
 from mmstream.media.fields import FRAMES
 from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline, Limits
-from mmstream.media.types import Kind, Shape, sniff_file
+from mmstream.media.types import Facts, Kind, Shape, sniff_file
 
 T = TypeVar("T")
 
@@ -532,6 +531,8 @@ def _checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
         return _image(data, extension, options)
     if options.check == "none":
         return Media(extension, data)
+    from mmstream.media.facts import media_facts  # loads FFmpeg
+
     facts = media_facts(data, kind, Deadline.start(TIMEOUT_S), decode=options.check == "full")
     _check_duration(facts, options)
     if kind == "video" and options.video_format == "mp4":

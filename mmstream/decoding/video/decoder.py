@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ from mmstream.media.frames import FrameList
 from mmstream.media.limits import Limits
 from mmstream.media.timeline import Timeline
 from mmstream.media.types import EncodedMedia, Shape
+from mmstream.media.video import VideoFile, pictures, read_video_file, refuse_many_decoded
 from mmstream.settings import (
     Fraction,
     Level,
@@ -61,10 +62,6 @@ from mmstream.settings import (
     shown,
 )
 from mmstream.types import IntArray
-
-if TYPE_CHECKING:
-    from mmstream.media.video import VideoFile
-
 
 MAX_BYTES = 4 * 2**30
 MAX_PIXELS = 36 * 2**20
@@ -324,8 +321,6 @@ class VideoDecoder:
             StorageError: As in a call.
             ConfigError: ``rng`` is missing.
         """
-        from mmstream.media.video import read_video_file
-
         if self.is_random and rng is None:
             raise ConfigError(
                 'rng: a random clip, crop or flip needs mm.sample_rng(sample, "video")'
@@ -367,8 +362,6 @@ class VideoDecoder:
             StorageError: As in a call.
             ConfigError: As in a call.
         """
-        from mmstream.media.video import pictures
-
         limits = limits or self.start_limits()
         plan = plan or self.plan(data, row, rng, limits)
         shape = plan.shape
@@ -410,8 +403,6 @@ class VideoDecoder:
         rng: np.random.Generator | None,
         limits: Limits,
     ) -> VideoPlan:
-        from mmstream.media.video import refuse_many_decoded
-
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
         first_s = float(timeline.times_s[0])
