@@ -318,14 +318,17 @@ def _typed(values: list[Any], name: str) -> pa.Array:
     """Return the values of a key as a column of one type."""
     import pyarrow as pa
 
-    counts = Counter(_TYPES[type(value)] for value in values if value is not None)
+    types = Counter(map(type, values))
+    counts: Counter[str] = Counter()
+    for kind in types.keys() & _TYPES.keys():
+        counts[_TYPES[kind]] += types[kind]
     if len(counts) > 1:
         kinds = " and ".join(f"{kind} in {number:,}" for kind, number in counts.most_common())
         raise ConfigError(
             f"{name} is {kinds} of {len(values):,} samples; columns have one type: convert the "
             "rows anew with one, or choose by a function"
         )
-    if any(isinstance(value, float) for value in values):
+    if float in types:
         values = [value if value is None else float(value) for value in values]
     try:
         return pa.array(values)

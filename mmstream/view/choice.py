@@ -128,7 +128,8 @@ class Facets:
         """Count in some shards, and in more of them until a time of the monotonic clock."""
         with self._lock, ThreadPoolExecutor(NUM_THREADS) as pool:
             while self.is_unfinished:
-                shards = self._shards[:NUM_THREADS]
+                # The first one shows which columns have many values; the others leave them out.
+                shards = self._shards[: NUM_THREADS if self.num_counted else 1]
                 results = list(pool.map(self._counts_of, shards))
                 del self._shards[: len(shards)]
                 for shard, counts in zip(shards, results, strict=True):
