@@ -127,7 +127,7 @@ def test_a_damaged_tar_header_is_the_fault_of_one_sample(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_any_bad_samples_get_the_same_substitutes_on_every_topology_and_after_a_resume(data):
     counts = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=4), "counts")
     total, rows = sum(counts), data.draw(st.sampled_from([2, 4, 6, 12]), "rows")

@@ -59,7 +59,7 @@ def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(orders())
 def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
     walked = steps_of_epoch(order, 1)
@@ -69,7 +69,7 @@ def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(orders())
 def test_windows_deliver_the_rows_that_name_them_and_no_others(order):
     numbers = {n for step in range(order.steps_per_epoch) for n in order.windows(0, step).tolist()}

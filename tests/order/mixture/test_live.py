@@ -54,7 +54,7 @@ def of_step(order, run_step):
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(changed_orders(most=8))
 def test_changes_leave_the_steps_before_them_and_each_sample_comes_once(case):
     orders, end = case
