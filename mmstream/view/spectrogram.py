@@ -27,6 +27,11 @@ TILE_SECONDS = 20
 TIMEOUT_S = 5.0
 """Longest time of the processor to decode them."""
 
+MAX_RATE = 192_000
+"""Samples of a second, from which on fewer seconds are drawn."""
+
+MAX_CHANNELS = 64
+
 WIDTH, HEIGHT = 720, 180
 """Pixels of a picture, without its axes."""
 
@@ -114,7 +119,9 @@ def _start_of(data: bytes, max_seconds: int) -> tuple[npt.NDArray[np.float32], i
 
     with open_audio(data, Deadline.start(TIMEOUT_S)) as source:
         rate = source.sample_rate
-        blocks = source.blocks(0, min(source.num_samples, max_seconds * rate))
+        if source.num_channels > MAX_CHANNELS:
+            raise DecodeError(f"the sound has {source.num_channels:,} channels")
+        blocks = source.blocks(0, min(source.num_samples, max_seconds * min(rate, MAX_RATE)))
         means = [block.mean(axis=1) for block in blocks]
         samples = np.nan_to_num(np.concatenate(means)) if means else np.zeros(0, np.float32)
         if not samples.size:

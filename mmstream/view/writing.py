@@ -123,7 +123,7 @@ def _change_of(request: Request, values: Mapping[str, str]) -> Change:
     """Return what an address or a form is about: one sample, or those that a condition chooses.
 
     Raises:
-        ConfigError: There is no such sample, or none is chosen.
+        ConfigError: There is no such sample, or none is chosen, or several folders are one dataset.
     """
     content = request.app.state.content
     takes_off = values.get("off") == "1"
@@ -153,6 +153,10 @@ def _change_of(request: Request, values: Mapping[str, str]) -> Change:
         words = " ".join(f"{word} {value}" for word, value in clauses.items() if value)
         text = f"{len(refs):,} samples {words}"
         fields, back = dict(choice.query), link("", **choice.query)
+    if dataset.folders:
+        raise ConfigError(
+            "the dataset is of several folders: open the one with these samples alone"
+        )
     fields |= {"off": "1"} if takes_off else {}
     return Change(dataset, text, refs, takes_off, fields, back)
 
@@ -174,9 +178,6 @@ def _about_bad(
 def _write_bad(request: Request, values: Mapping[str, str]) -> Response:
     change = _change_of(request, values)
     dataset = change.dataset
-    if dataset.folders:
-        problem = "the dataset is of several folders: open the one that has these samples alone"
-        return _about_bad(request, change, problem)
     try:
         with write_lock(dataset.index_store, "view"):
             with suppress(FileNotFoundError):

@@ -24,6 +24,7 @@ from urllib.parse import quote_plus
 import numpy as np
 import PIL.Image
 import pytest
+import soundfile
 import uvicorn
 from starlette.testclient import TestClient
 
@@ -255,7 +256,8 @@ def bad_of(folder):
 def test_the_bad_list_is_written_after_a_question_with_the_token(tmp_path):
     from mmstream.converting.sidecar import write_sidecars
 
-    folder = write_corpus(tmp_path, [8, 4], fields_of, checksums=True)
+    folder = write_corpus(tmp_path / "data", [8, 4], fields_of, checksums=True)
+    folder_of_one = write_corpus(tmp_path / "other", [1], fields_of, checksums=True)
     write_sidecars(mm.open_dataset(folder), progress=False)
     client = client_of(folder)
     assert "/bad?shard=1&amp;index=2" in text_of(client, "/sample/1/2")
@@ -275,6 +277,8 @@ def test_the_bad_list_is_written_after_a_question_with_the_token(tmp_path):
     assert bad_of(folder) == [(0, 0), (0, 3), (0, 6)]
     for wrong in ("", "shard=9&index=0", "shard=0&index=8", "where=widht+%3C+3", "off=1"):
         text_of(client, f"/bad?{wrong}", 400)
+    union = client_of("both", opened=lambda: mm.open_dataset([folder, folder_of_one]))
+    assert "several folders" in text_of(union, "/bad?shard=0&index=0", 400)
     path = Path(folder, "mmstream.bad.json")
     path.write_text(path.read_text()[:-20])
     assert 'class="problem"' in client.post("/bad", data=form).text
@@ -615,6 +619,12 @@ def test_a_sound_is_drawn_with_axes_and_a_broken_one_says_why(folder, client, tm
     assert "wav: no spectrogram, since truncated wav" in text_of(other, "/sample/0/1")
 
 
+def silence(rate, num_channels, seconds=0.1):
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((int(rate * seconds), num_channels)), rate, format="WAV")
+    return file.getvalue()
+
+
 def test_a_spectrogram_shows_tones_clicks_and_only_the_start_of_a_long_sound():
     times = np.arange(32000) / 16000
     loudness = decibels(np.sin(2 * np.pi * 2000 * times), 16000, 100)
@@ -624,6 +634,9 @@ def test_a_spectrogram_shows_tones_clicks_and_only_the_start_of_a_long_sound():
     click[160_000] = 1
     assert decibels(click, 16000, 100).sum(axis=0).argmax() in (49, 50)
     assert decibels(np.zeros(50), 16000, 100).max() == 0
+    fast = spectrogram_of("wav", silence(1_000_000, 1, seconds=1), max_seconds=2)
+    assert fast.seconds == 2 * 0.192
+    assert spectrogram_of("wav", silence(8000, 65)).problem == "the sound has 65 channels"
     sound = spectrogram_of("wav", audio_file(seconds=3), max_seconds=2)
     assert (sound.seconds, sound.num_seconds) == (2, 3)
     assert sound.label == "spectrogram of wav, 2.0 of 3.0 s"
