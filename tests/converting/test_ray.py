@@ -24,6 +24,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as environment:
         # Other programs' memory ends no worker.
         environment.setenv("RAY_memory_monitor_refresh_ms", "0")
+        environment.setenv("RAY_worker_niceness", "0")  # 15 leaves none of a busy machine to them
         cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head_options)
         cluster.add_node(**options)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
