@@ -250,6 +250,14 @@ def glm_v(tokenizer: Any, name: str = "Glm4v", **settings: Any) -> Any:
     return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
 
+def glm46v(tokenizer: Any) -> Any:
+    config = glm_v(tokenizer).config
+    parts = {"text_config": config.text_config, "vision_config": config.vision_config}
+    return transformers.Glm46VForConditionalGeneration(
+        transformers.Glm46VConfig(**parts, image_token_id=config.image_token_id)
+    )
+
+
 EXPERTS = {
     "head_dim": 16,
     "n_routed_experts": 4,
@@ -321,6 +329,7 @@ CASES = {
     "idefics3": Case(partial(idefics_family, "3"), idefics3),
     "glm4v": Case(FAMILIES["glm4v"], glm_v),
     "glm4v_moe": Case(FAMILIES["glm4v"], partial(glm_v, name="Glm4vMoe", **EXPERTS)),
+    "glm46v": Case(FAMILIES["glm4v"], glm46v),
     "gemma3": Case(FAMILIES["gemma3"], gemma3),
     "mistral3": Case(partial(FAMILIES["mistral3"], 112), mistral3),
     "pixtral": Case(partial(FAMILIES["mistral3"], 112, merge_size=1), pixtral),
