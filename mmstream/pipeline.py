@@ -281,12 +281,17 @@ class Pipeline:
         """
 
         def samples() -> Iterator[Sample]:
-            num_rows = min(num_samples, self.order.global_batch_size)
+            all_rows = self.order.global_batch_size
             with closing(PipelineRunner(self)) as runner:
                 for step in range(self.order.steps_per_epoch):
-                    lineage, decoded = runner.decoded(Job(0, step, 0, num_rows))
-                    is_shown = lineage.valid if lineage.rows is None else [True] * len(decoded)
-                    yield from compress(decoded, is_shown)
+                    # Parts of a bucket's step of fewer rows would overlap.
+                    is_full = self.order.rows_of(0, step, (0, all_rows))[1] == all_rows
+                    part = num_samples if is_full else all_rows
+                    for start in range(0, all_rows, part):
+                        job = Job(0, step, start, min(start + part, all_rows))
+                        lineage, decoded = runner.decoded(job)
+                        is_shown = lineage.valid if lineage.rows is None else [True] * len(decoded)
+                        yield from compress(decoded, is_shown)
 
         with plain_tensors():
             return list(map(SampleDict, islice(samples(), num_samples)))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import compress
 from pathlib import Path
 
 import psutil
@@ -122,6 +123,21 @@ def test_take_shows_the_first_samples_as_they_enter_a_batch(corpus):
     assert [s["__key__"] for s in samples] == (batches[0]["__key__"] + batches[1]["__key__"])[:15]
     assert torch.equal(samples[3]["image"], batches[0]["image"][3])
     assert samples[0]["txt"].isupper()
+
+
+def test_take_goes_on_behind_rows_that_are_not_valid(corpus):
+    def only_even(sample):
+        if int(sample["__key__"]) % 2:
+            raise mm.SkipSample("odd")
+        return sample
+
+    policy = mm.BadSamplePolicy(action="mask")
+    pipeline = make_pipeline(corpus, before=(only_even,), bad_samples=policy)
+    batches = list(mm.Loader(pipeline))
+    keys = [key for batch in batches for key in compress(batch["__key__"], batch["__valid__"])]
+    assert len(keys) < sum(len(batch["__key__"]) for batch in batches)
+    for num_samples in (5, 20):
+        assert [sample["__key__"] for sample in pipeline.take(num_samples)] == keys[:num_samples]
 
 
 def test_a_lambda_for_workers_is_refused_with_the_way_out(corpus):
