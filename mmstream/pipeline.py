@@ -16,20 +16,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import compress, islice
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmstream.batching.collate import Collate, collate, make_batch, plain_tensors
-from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, reserved_batch_fields
-from mmstream.batching.lengths import find_plan, packs_of_mixture
+from mmstream.batching.collate import Collate, collate, plain_tensors
+from mmstream.batching.flat import Flat, Pack, reserved_batch_fields
+from mmstream.batching.kinds import batches_of, check_batching, collator_of, order_of
 from mmstream.batching.processor import ProcessorCollate
-from mmstream.dataset.buckets import bucket_order
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
@@ -70,11 +68,6 @@ from mmstream.settings import (
     refuse_broken,
 )
 from mmstream.types import Batch, Sample
-
-if TYPE_CHECKING:
-    from mmstream.decoding.audio.decoder import AudioDecoder
-    from mmstream.decoding.video.decoder import VideoDecoder
-
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +196,13 @@ class Pipeline:
                 "one of the two",
             ),
         )
-        _check_batching(self)
+        check_batching(
+            self.batching,
+            self.dataset,
+            self.decode,
+            self.transforms,
+            is_own=self.collate is not collate,
+        )
         # The plan of packs may be made by `mm.plan(self)`; buckets read columns.
         if not isinstance(self.batching, Pack | Buckets):
             _ = self.order  # refuses impossible settings here, not in a worker
@@ -211,27 +210,22 @@ class Pipeline:
     @cached_property
     def order(self) -> AnyOrder:
         """The order of all epochs: which sample or pack comes in which step and row."""
-        settings: dict[str, Any] = {
-            "global_batch_size": self.global_batch_size,
-            "repeat": self.repeat,
-            "seed": self.seed,
-            "grid": self.grid,
-            "window": self.window,
-            "window_bytes": self.window_bytes,
-            "reshuffle": self.reshuffle,
-            "has_cache": self.cache_dir is not None and needs_reader_process(self.dataset),
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-        }
-        if isinstance(self.batching, Buckets):
-            return bucket_order(self.dataset, self.batching, **settings)
-        if not isinstance(self.batching, Pack):
-            return self.dataset.plan_order(**settings)
-        counted = (self.batching, self.decode, self.before)
-        if isinstance(self.dataset, Mixture):
-            return packs_of_mixture(self.dataset, *counted, **settings)
-        plan = find_plan(self.dataset, *counted, self.seed)
-        return PackOrder.from_plan(plan, self.dataset.corpus, **settings)
+        return order_of(
+            self.batching,
+            self.dataset,
+            self.decode,
+            self.before,
+            global_batch_size=self.global_batch_size,
+            repeat=self.repeat,
+            seed=self.seed,
+            grid=self.grid,
+            window=self.window,
+            window_bytes=self.window_bytes,
+            reshuffle=self.reshuffle,
+            has_cache=self.cache_dir is not None and needs_reader_process(self.dataset),
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+        )
 
     @property
     def flat(self) -> Flat | None:
@@ -348,30 +342,12 @@ class PipelineRunner:
     ) -> None:
         self._progress = progress or Progress()
         memory = memory or BatchMemory()
-        dataset, order = pipeline.dataset, pipeline.order
+        order, collator = pipeline.order, collator_of(pipeline.decode, memory)
         # Decoders leave the interpreter free; code that only parses would wait for it.
         in_background = num_threads > 1 and pipeline.decode is not None
-        is_viewed = _fields_viewed_by(pipeline, is_sent=memory.shared)
-        self._reader: Reader | StepReader = (
-            Reader(
-                dataset,
-                order,
-                is_viewed=is_viewed,
-                in_background=in_background,
-                large_files=large_files_of(pipeline),
-            )
-            if connection is None
-            else StepReader(
-                dataset,
-                order,
-                connection,
-                is_viewed=is_viewed,
-                keeps_views=pipeline.zero_copy,
-                large_files=large_files_of(pipeline),
-                asks_ahead=not memory.shared,  # workers work side by side
-            )
+        self._reader = _reader_of(
+            pipeline, connection, in_background=in_background, is_sent=memory.shared
         )
-        settings = {} if pipeline.decode is None else collate_settings(pipeline.decode, memory)
         self._decode = DecodeStage(
             self._reader.lookup,
             pipeline.decode,
@@ -382,27 +358,19 @@ class PipelineRunner:
             memory=memory,
             progress=self._progress,
             limits=order.plan.settings if isinstance(order, PackOrder) else None,
-            batch_fields=reserved_batch_fields(
-                pipeline.flat,
-                settings.get("video_fields", ()),
-                settings.get("audio_fields", ()),
-            ),
+            batch_fields=reserved_batch_fields(pipeline.flat, collator.settings),
         )
         self._stages: dict[Edge, DecodeStage] = {}  # by bucket
         self._pipeline = pipeline
-        self._make_batch = _make_batch_of(pipeline, settings)
+        self._make_batch = batches_of(
+            pipeline.batching, order, collator, pipeline.collate, pipeline.repeat
+        )
         self._has_warned = False
-        self._steps_per_epoch = order.steps_per_epoch
         self._next: tuple[Job, Future[tuple[RawStep, PlannedStep | None]]] | None = None
-        self._seed = pipeline.seed
         self._has_functions = _has_user_functions(pipeline)
         # A worker has no other draws to keep.
         self._keeps = self._has_functions and not memory.shared
-        # A reader process reads ahead itself, and the threads that decode also plan videos.
-        has_media = pipeline.decode is not None and bool(pipeline.decode.table.media)
-        # `memory` has no lock. The thread that prepares takes it alone: batches take some for
-        # media, which are not prepared ahead, and for baked fields, whose preparing takes none.
-        prepares_ahead = in_background and connection is None and not has_media
+        prepares_ahead = _prepares_ahead(pipeline, connection, in_background=in_background)
         self._pool = ThreadPoolExecutor(1, "mmstream-prepare") if prepares_ahead else None
 
     def batch(self, job: Job) -> Batch:
@@ -448,7 +416,7 @@ class PipelineRunner:
     def _batch(self, job: Job, decoded: DecodedStep) -> Batch:
         self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
         if self._has_functions:
-            seed_draws("collate", self._seed, job.epoch, job.step, decoded.lineage.start)
+            seed_draws("collate", self._pipeline.seed, job.epoch, job.step, decoded.lineage.start)
         begun = time.perf_counter()
         batch = self._make_batch(decoded)
         collate_s = time.perf_counter() - begun
@@ -474,10 +442,6 @@ class PipelineRunner:
             )
         return kept_generators()
 
-    def _read(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
-        self._progress.begin_stage(Stage.READ, job.epoch, job.step)
-        return self._prepared(job)
-
     def _decoded(
         self, step: tuple[RawStep, PlannedStep | None], stage: DecodeStage | None = None
     ) -> DecodedStep:
@@ -496,12 +460,13 @@ class PipelineRunner:
         )
         return decoded._replace(lineage=lineage)
 
-    def _prepared(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
+    def _read(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
         """Return the raw step of a job, and what was prepared of it.
 
         With several threads, the next step of the epoch is read and prepared while this one is
         decoded, and its pictures are begun. The other threads would wait for that.
         """
+        self._progress.begin_stage(Stage.READ, job.epoch, job.step)
         if self._pool is None:
             return self._reader.step(job), None
         foreseen, self._next = self._next, None
@@ -511,7 +476,7 @@ class PipelineRunner:
             foreseen = None
         prepared = self._prepare(job) if foreseen is None else foreseen[1].result()
         next_job = job._replace(step=job.step + job.stride)
-        if next_job.step < self._steps_per_epoch:
+        if next_job.step < self._pipeline.order.steps_per_epoch:
             self._next = next_job, self._pool.submit(self._prepare, next_job)
         return prepared
 
@@ -545,10 +510,55 @@ class PipelineRunner:
         self._reader.close()
 
 
+def _reader_of(
+    pipeline: Pipeline, connection: StepConnection | None, *, in_background: bool, is_sent: bool
+) -> Reader | StepReader:
+    """Return what reads the steps: this process, or by `connection` the reader of the rank.
+
+    Args:
+        pipeline: what runs.
+        connection: to the reader process of the rank. None: there is none.
+        in_background: threads read ahead in this process.
+        is_sent: batches are sent to another process, by a worker beside others.
+    """
+    dataset, order, large_files = pipeline.dataset, pipeline.order, large_files_of(pipeline)
+    is_viewed = _fields_viewed_by(pipeline, is_sent=is_sent)
+    if connection is None:
+        return Reader(
+            dataset,
+            order,
+            is_viewed=is_viewed,
+            in_background=in_background,
+            large_files=large_files,
+        )
+    return StepReader(
+        dataset,
+        order,
+        connection,
+        is_viewed=is_viewed,
+        keeps_views=pipeline.zero_copy,
+        large_files=large_files,
+        asks_ahead=not is_sent,  # workers work side by side
+    )
+
+
+def _prepares_ahead(
+    pipeline: Pipeline, connection: StepConnection | None, *, in_background: bool
+) -> bool:
+    """Tell whether a thread reads and plans the next step while this one is decoded.
+
+    A reader process reads ahead itself, and the threads that decode also plan videos. The memory of
+    batches has no lock: the thread that prepares takes it alone. Batches take some for media, which
+    are not prepared ahead, and for baked fields, whose preparing takes none.
+    """
+    has_media = pipeline.decode is not None and bool(pipeline.decode.table.media)
+    return in_background and connection is None and not has_media
+
+
 def _has_user_functions(pipeline: Pipeline) -> bool:
     """Tell whether functions of the user make something of samples or batches."""
-    functions: list[Any] = [*pipeline.before, *pipeline.transforms, pipeline.collate]
-    functions += [] if pipeline.flat is None else [pipeline.flat.positions]
+    positions = getattr(pipeline.batching, "positions", None)
+    functions = (*pipeline.before, *pipeline.transforms, pipeline.collate, positions)
     is_in_decoders = pipeline.decode is not None and pipeline.decode.has_user_functions
     return is_in_decoders or any(is_user_function(function) for function in functions if function)
 
@@ -586,188 +596,18 @@ def _fields_viewed_by(pipeline: Pipeline, *, is_sent: bool) -> Callable[[str], b
         is_sent: a batch is copied to another process as soon as it is made.
     """
     if pipeline.zero_copy:
-        return _is_any
-    if _is_raw(pipeline):
-        return _is_no_json if is_sent else None
-    if pipeline.decode is None or pipeline.before:
+        return lambda _field: True
+    if pipeline.before:
         return None
-    return pipeline.decode.takes_view
-
-
-def _is_raw(pipeline: Pipeline) -> bool:
-    """Tell whether nothing is made of raw samples, neither here nor by a function of the user."""
-    is_raw = pipeline.decode is None and not pipeline.before and not pipeline.transforms
-    return is_raw and pipeline.collate is collate
-
-
-def _is_any(_field: str) -> bool:
-    return True
-
-
-def _is_no_json(field: str) -> bool:
-    return field != "json"  # it is parsed
+    if pipeline.decode is not None:
+        return pipeline.decode.takes_view
+    if pipeline.transforms or pipeline.collate is not collate or not is_sent:
+        return None
+    return lambda field: field != "json"  # it is parsed
 
 
 def _is_never_ranged(_field: str) -> bool:
     return False
-
-
-def _make_batch_of(pipeline: Pipeline, settings: dict[str, Any]) -> Callable[[DecodedStep], Batch]:
-    """Return the function that makes batches: with what it must know of the decoders."""
-    decode, batching = pipeline.decode, pipeline.flat
-    if batching is not None:
-        settings.pop("pad_to", None)
-        settings.pop("padding_side", None)
-        if decode is not None:
-            settings |= _flat_settings(decode)
-        batching = _with_plan_of(pipeline.order, batching)
-        flatten_step = partial(flatten, settings=batching, **settings)
-        return partial(make_flat_batch, flatten_step=flatten_step)
-    is_own = pipeline.collate is not collate
-    function = partial(collate, **settings) if settings and not is_own else pipeline.collate
-    return partial(make_batch, collate=function, repeat=pipeline.repeat)
-
-
-def _with_plan_of(order: AnyOrder, batching: Flat) -> Flat:
-    """Return the settings with the length of documents that the plan leaves room for."""
-    if not isinstance(order, PackOrder):
-        return batching
-    multiple_of = order.plan.settings.document_multiple_of
-    if batching.document_multiple_of not in (1, multiple_of):
-        raise ConfigError(
-            f"mm.Pack(document_multiple_of={batching.document_multiple_of}): its plan leaves room "
-            f"for multiples of {multiple_of}: plan packs with --document-multiple-of"
-        )
-    return replace(batching, document_multiple_of=multiple_of)
-
-
-def collate_settings(decode: Decode, memory: BatchMemory | None = None) -> dict[str, Any]:
-    """Return what the built-in functions must know of the decoders.
-
-    Args:
-        decode: The decoders.
-        memory: For padded recordings. None: new memory.
-    """
-    memory = memory or BatchMemory()
-    if decode.stored is not None:
-        return decode.stored.collate_settings(memory.take)
-    settings: dict[str, Any] = {}
-    table = decode.table
-    if table.lists:
-        settings["list_fields"] = table.lists
-    if any(picture.sources for picture in table.pictures):
-        settings["picture_fields"] = frozenset(
-            picture.name for picture in table.pictures if picture.sources
-        )
-    if table.media:
-        settings["video_fields"] = {
-            name: _without_videos(decoder) for name, decoder in table.decoders("video").items()
-        }
-        settings["audio_fields"] = dict(
-            _without_audio(name, decoder) for name, decoder in table.sounds.items()
-        )
-        settings["take_memory"] = memory.take
-    if decode.text is not None:
-        settings["pad_token_id"] = decode.text.pad_token_id
-        settings["pad_to"] = decode.text.pad_to
-        settings["padding_side"] = decode.text.padding_side
-    return settings
-
-
-def _flat_settings(decode: Decode) -> dict[str, Any]:
-    """Return what batches without padding must know of the decoders besides."""
-    if decode.stored is not None:
-        return {"counted_media": decode.stored.content.collate.counted_media}
-    return {} if decode.text is None else {"counted_media": decode.text.counted_media}
-
-
-def _without_videos(decoder: VideoDecoder) -> torch.Tensor | None:
-    """Return a field of videos in a batch that has none; None where it is a list."""
-    if decoder.output_shape is None:
-        return None
-    return torch.empty((0, 3, *decoder.output_shape), dtype=torch.uint8)
-
-
-def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]:
-    """Return the name of a field of recordings, and the field in a batch that has none."""
-    if decoder.features is not None:
-        return f"{name}_features", torch.empty((0, decoder.features.num_mels, 0))
-    channels = () if decoder.channels == 1 else (decoder.channels or 0,)
-    dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
-    return name, torch.empty((0, *channels, 0), dtype=dtype)
-
-
-def _check_batching(pipeline: Pipeline) -> None:
-    """Refuse settings that do not go with how batches are made."""
-    batching, is_own = pipeline.flat, pipeline.collate is not collate
-    text = None if pipeline.decode is None else pipeline.decode.text
-    has_tokens = pipeline.decode is not None or pipeline.transforms
-    refuse_broken(
-        (
-            batching is None and text is not None and text.texts == "all" and not is_own,
-            'TextDecoder(texts="all") makes several documents of a sample, and padded batches '
-            "have one text a row: pass batching=mm.Flat()",
-        ),
-        (
-            batching is not None and is_own,
-            "batching= makes the batches, so collate= would do nothing: leave out one of the two, "
-            "and add fields to samples with transforms=",
-        ),
-        (
-            batching is not None and not has_tokens,
-            "batching= joins the tokens of texts, and nothing makes any: "
-            "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))",
-        ),
-        (
-            isinstance(pipeline.batching, Buckets) and isinstance(pipeline.dataset, Mixture),
-            "batching=mm.Buckets(...) is for one dataset, and this is a mixture: its sources have "
-            "epochs of their own",
-        ),
-        (
-            pipeline.decode is not None
-            and pipeline.decode.needs_bucket
-            and not (isinstance(pipeline.batching, Buckets) and pipeline.batching.has_shapes),
-            'ImageDecoder(size="bucket") takes the size from batching=mm.Buckets("aspect", '
-            "edges=mm.aspect_edges(512)): give these too",
-        ),
-    )
-    if isinstance(batching, Pack):
-        _check_packs(pipeline, batching)
-
-
-def _check_packs(pipeline: Pipeline, pack: Pack) -> None:
-    """Refuse settings that do not go with packs, or with those of a mixture."""
-    text = None if pipeline.decode is None else pipeline.decode.text
-    max_length = pack.max_tokens if text is None else text.max_length
-    is_mixture = isinstance(pipeline.dataset, Mixture)
-    refuse_broken(
-        (
-            pipeline.decode is not None and pipeline.decode.is_baked,
-            "batching=mm.Pack(...): packs are planned from texts, and a baked dataset has tokens: "
-            "use mm.Flat(), or packs of the dataset that was baked",
-        ),
-        (
-            max_length < pack.max_tokens,
-            f"TextDecoder(max_length={max_length}) would cut texts that a row of "
-            f"{pack.max_tokens} tokens has room for: give max_length={pack.max_tokens}",
-        ),
-        (
-            is_mixture and pack.weights_of is None,
-            "batching=mm.Pack(...) of a mixture: packs hold different numbers of samples, so say "
-            'what its weights are proportions of: mm.Pack(weights_of="samples"), or '
-            'mm.Pack(weights_of="tokens")',
-        ),
-        (
-            not is_mixture and pack.weights_of is not None,
-            f"mm.Pack(weights_of={pack.weights_of!r}): is for a mixture, and this is one "
-            "dataset: leave it out",
-        ),
-        (
-            not is_mixture and isinstance(pack.plan, Mapping),
-            "mm.Pack(plan={source: plan}): is for a mixture, and this is one dataset: give its "
-            "plan",
-        ),
-    )
 
 
 def _check_decode(decode: object) -> None:

@@ -46,17 +46,12 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import checksums_name, index_name
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.decoding.collate_settings import MAX_PADDED_LENGTH, CollateSettings
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.stored import (
-    MAX_PADDED_LENGTH,
-    BakedContent,
-    CollateSettings,
-    StoredFile,
-    baked_content,
-)
+from mmstream.decoding.stored import BakedContent, StoredFile, baked_content
 from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
-from mmstream.pipeline import Pipeline, collate_settings
+from mmstream.pipeline import Pipeline
 from mmstream.processes.run import run_in_processes
 from mmstream.settings import NonNegativeInt, PositiveInt, checked, shown
 from mmstream.storage import RemoteStore, Store, open_store
@@ -306,6 +301,7 @@ def _content(baker: Baker, fingerprint: str, reports: Sequence[ShardReport]) -> 
         ConfigError: A file is not the same in two shards.
         MMStreamError: There is no good sample.
     """
+    decode = baker.pipeline.decode
     files: dict[str, StoredFile] = {}
     for report in reports:
         files = joined_files(files, report.files)
@@ -320,40 +316,7 @@ def _content(baker: Baker, fingerprint: str, reports: Sequence[ShardReport]) -> 
         num_bad,
         sum(report.num_left_out for report in reports),
         dict(sorted(files.items())),
-        _collate_settings(baker.pipeline),
-    )
-
-
-def _collate_settings(pipeline: Pipeline) -> CollateSettings:
-    """Return what batches depend on beside the values of samples."""
-    decode = pipeline.decode
-    if decode is None:
-        return CollateSettings()
-    if decode.stored is not None:
-        return decode.stored.content.collate
-    settings = collate_settings(decode)
-    videos, recordings = settings.get("video_fields"), settings.get("audio_fields")
-    return CollateSettings(
-        settings.get("pad_token_id"),
-        settings.get("pad_to"),
-        settings.get("padding_side", "right"),
-        CollateSettings().counted_media
-        if decode.text is None
-        else tuple(sorted(decode.text.counted_media)),
-        decode.picture_names,
-        tuple(sorted(settings.get("list_fields", ()))),
-        tuple(sorted(settings.get("picture_fields", ()))),
-        None
-        if videos is None
-        else {
-            name: None if empty is None else tuple(empty.shape) for name, empty in videos.items()
-        },
-        None
-        if recordings is None
-        else {
-            name: (tuple(empty.shape), "int16" if empty.dtype == torch.int16 else "float32")
-            for name, empty in recordings.items()
-        },
+        CollateSettings() if decode is None else decode.collate_settings,
     )
 
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from mmstream.batching.valid import is_flat, mask_labels
+from mmstream.decoding.collate_settings import CollateSettings
 from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError, escaped
 from mmstream.media.fields import address
@@ -241,6 +242,43 @@ def collate(
         else:
             batch[name] = join_values(values, name in row_fields, take_memory)
     return batch
+
+
+@dataclass(frozen=True)
+class Collator:
+    """`collate`, with what it must know of the decoders.
+
+    Attributes:
+        settings: Of the decoders.
+        row_fields: As for `collate`.
+        take_memory: The same.
+    """
+
+    settings: CollateSettings = field(default_factory=CollateSettings)
+    row_fields: Collection[str] = ()
+    take_memory: TakeMemory | None = None
+
+    def __call__(self, samples: list[Sample]) -> Batch:
+        """Make a batch of decoded samples."""
+        settings = self.settings
+        return collate(
+            samples,
+            pad_token_id=settings.pad_token_id or 0,
+            pad_to=settings.pad_to,
+            padding_side=settings.padding_side,
+            picture_fields=settings.picture_fields,
+            row_fields=self.row_fields,
+            list_fields=settings.list_fields,
+            video_fields={
+                name: None if shape is None else torch.empty(shape, dtype=torch.uint8)
+                for name, shape in settings.video_fields.items()
+            },
+            audio_fields={
+                name: torch.empty(shape, dtype=getattr(torch, dtype))
+                for name, (shape, dtype) in settings.audio_fields.items()
+            },
+            take_memory=self.take_memory,
+        )
 
 
 def _media(

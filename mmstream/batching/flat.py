@@ -12,7 +12,7 @@ Padding is made of documents too, so that no token of it sees a token of a sampl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmstream.batching.collate import FEATURES, as_list, collate, mean_rate, with_lineage
+from mmstream.batching.collate import FEATURES, Collator, as_list, mean_rate, with_lineage
+from mmstream.decoding.collate_settings import CollateSettings
 from mmstream.decoding.rows import BatchFields
 from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
@@ -251,10 +252,10 @@ def _key(sample: Sample) -> str:
     return str(sample.get("__key__", "a sample"))
 
 
-FlattenStep = Callable[[list[Sample], Sequence[int], int], Batch]
-"""`flatten` with its settings: from samples, their rows and the number of rows to a batch."""
-
 # -- a batch of them ------------------------------------------------------------------------------
+
+PLAIN = Collator()
+"""Of samples that no decoder of media has made."""
 
 _TOKEN_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
 """Fields of a sample with one entry per token."""
@@ -289,10 +290,7 @@ def flatten(
     rows: Sequence[int],
     num_rows: int,
     settings: Flat,
-    *,
-    pad_token_id: int = 0,
-    counted_media: Collection[str] = ("image", "video", "audio"),
-    **media: Any,
+    collator: Collator = PLAIN,
 ) -> Batch:
     """Make a batch of documents that lie one behind the other.
 
@@ -304,10 +302,9 @@ def flatten(
         rows: Row of each sample in this batch. Rows do not fall. A row may have no sample.
         num_rows: B, how many rows there are.
         settings: How the batch is laid out.
-        pad_token_id: The id of padding.
-        counted_media: The kinds of media that have tokens in the text. Those of a sample are
-            repeated for each of its documents. Others come once, with its first document.
-        media: What `collate` must know of the decoders.
+        collator: Makes the other fields, and knows the id of padding. Media that have tokens in the
+            text are repeated for each document of a sample. Others come once, with its first
+            document.
 
     Returns:
         A dict of fields. D is the number of documents, those of padding among them. T is the number
@@ -343,6 +340,7 @@ def flatten(
         >>> batch["input_ids"].tolist(), batch["cu_seq_lens_q"].tolist()
         ([[5, 6, 7, 8]], [0, 3, 4])
     """
+    pad_token_id = collator.settings.pad_token_id or 0
     tokens, owners = documents_of(samples)
     num_tokens = sum(len(document.ids) for document in tokens)
     if settings.document_multiple_of > 1:
@@ -356,29 +354,29 @@ def flatten(
     batch["num_tokens"] = num_tokens
     if "labels" in batch:
         batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
-    batch |= _other_fields(samples, owners, layout, counted_media, media)
-    batch["position_ids"] = _positions(tokens, samples, owners, layout, settings, counted_media)
+    batch |= _other_fields(samples, owners, layout, collator)
+    batch["position_ids"] = _positions(
+        tokens, samples, owners, layout, settings, collator.settings.counted_media
+    )
     return batch
 
 
-def reserved_batch_fields(
-    batching: Flat | None, video_fields: Iterable[str] = (), audio_fields: Iterable[str] = ()
-) -> BatchFields:
+def reserved_batch_fields(batching: Flat | None, settings: CollateSettings) -> BatchFields:
     """Return the names that batches have for fields of their own.
 
     Args:
         batching: How batches without padding are laid out. None: they are padded.
-        video_fields: As for `collate`.
-        audio_fields: The same.
+        settings: Of the decoders.
 
     Examples:
-        >>> sorted(reserved_batch_fields(None, ["video"]).reserved)
+        >>> settings = CollateSettings(video_fields={"video": None})
+        >>> sorted(reserved_batch_fields(None, settings).reserved)
         ['audio_row', 'cu_seq_lens_q', 'document_row', 'image_row', 'video_frames', 'video_row']
     """
-    stems = _stems({"video_fields": video_fields, "audio_fields": audio_fields})
-    names = {f"{stem}_row" for stem in stems} | {f"{name}_frames" for name in video_fields}
+    stems, sounds = _stems(settings), settings.audio_fields
+    names = {f"{stem}_row" for stem in stems} | {f"{name}_frames" for name in settings.video_fields}
     # A sample says the lengths of its features.
-    names |= {f"{name}_length" for name in audio_fields if not name.endswith(FEATURES)}
+    names |= {f"{name}_length" for name in sounds if not name.endswith(FEATURES)}
     if batching is None:
         return BatchFields(frozenset(names).union(_MARKS))
     names |= {f"{stem}_document" for stem in stems}
@@ -386,12 +384,13 @@ def reserved_batch_fields(
     return BatchFields(frozenset(names).union(_BATCH_FIELDS), (*_TOKEN_FIELDS, *measured))
 
 
-def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
+def make_flat_batch(step: DecodedStep, settings: Flat, collator: Collator) -> Batch:
     """Return the flat batch of a step: the fields of `flatten`, and where the rows come from.
 
     Args:
         step: The decoded samples, in the order of rows.
-        flatten_step: `flatten` with its settings.
+        settings: How the batch is laid out.
+        collator: As for `flatten`.
 
     Returns:
         The dict of `flatten` with more fields. ``__key__`` and ``__url__`` are lists with one entry
@@ -401,7 +400,7 @@ def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
     """
     lineage, samples = step
     rows = range(len(samples)) if lineage.rows is None else lineage.rows
-    return with_lineage(flatten_step(samples, rows, lineage.num_rows), lineage)
+    return with_lineage(flatten(samples, rows, lineage.num_rows, settings, collator), lineage)
 
 
 # -- tokens -----------------------------------------------------------------------------------
@@ -576,12 +575,12 @@ def _other_fields(
     samples: Sequence[Sample],
     owners: IntArray,
     layout: _Layout,
-    counted_media: Collection[str],
-    media: dict[str, Any],
+    collator: Collator,
 ) -> Batch:
     """Return the fields that are no tokens, with one entry per document."""
-    stems = _stems(media)
-    left_out = tuple(stem for stem, kind in stems.items() if kind not in counted_media)
+    decoders = collator.settings
+    stems = _stems(decoders)
+    left_out = tuple(stem for stem, kind in stems.items() if kind not in decoders.counted_media)
     documents: list[Sample] = []
     before = -1
     for owner in owners.tolist():
@@ -592,7 +591,7 @@ def _other_fields(
             fields = {n: value for n, value in fields.items() if not _belongs_to(n, left_out)}
         documents.append(fields)
         before = owner
-    batch = collate(documents, **media)
+    batch = collator(documents)
     for name in ("__key__", "__url__", "__source__"):
         if name in documents[0] if documents else name != "__source__":
             batch[name] = [document[name] for document in documents]
@@ -610,12 +609,12 @@ def _other_fields(
     return batch
 
 
-def _stems(media: dict[str, Any]) -> dict[str, str]:
+def _stems(settings: CollateSettings) -> dict[str, str]:
     """Return the kind of each field of media, by the field's name without what comes after it."""
     stems = {"image": "image"}
-    stems |= dict.fromkeys(media.get("video_fields") or ("video",), "video")
-    audio_fields = media.get("audio_fields") or ("audio",)
-    return stems | {name.removesuffix(FEATURES): "audio" for name in audio_fields}
+    stems |= dict.fromkeys(settings.video_fields or ("video",), "video")
+    sounds = settings.audio_fields or ("audio",)
+    return stems | {name.removesuffix(FEATURES): "audio" for name in sounds}
 
 
 def _belongs_to(name: str, stems: Collection[str]) -> bool:

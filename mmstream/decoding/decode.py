@@ -21,7 +21,10 @@ from functools import cached_property, partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import msgspec
+
 from mmstream.dataset.source import ShardSource
+from mmstream.decoding.collate_settings import CollateSettings, EmptyAudio
 from mmstream.decoding.field import (
     AUDIO,
     IMAGE,
@@ -356,6 +359,34 @@ class Decode:
         ]
         return (*colours, *(kind for kind in ("image", "video") if getattr(self, kind) is not None))
 
+    @property
+    def collate_settings(self) -> CollateSettings:
+        """What batches depend on beside the values of samples."""
+        if self.stored is not None:
+            return self.stored.content.collate
+        table, text = self.table, self.text
+        settings = CollateSettings(
+            picture_names=self.picture_names,
+            list_fields=tuple(sorted(table.lists)),
+            picture_fields=tuple(sorted(entry.name for entry in table.pictures if entry.sources)),
+            video_fields={
+                name: None if decoder.output_shape is None else (0, 3, *decoder.output_shape)
+                for name, decoder in table.decoders("video").items()
+            },
+            audio_fields=dict(
+                _without_audio(name, decoder) for name, decoder in table.sounds.items()
+            ),
+        )
+        if text is None:
+            return settings
+        return msgspec.structs.replace(
+            settings,
+            pad_token_id=text.pad_token_id,
+            pad_to=text.pad_to,
+            padding_side=text.padding_side,
+            counted_media=tuple(sorted(text.counted_media)),
+        )
+
 
 # -- checks of its settings ------------------------------------------------------------------------
 
@@ -686,6 +717,14 @@ def _picture_fields(
             shape = (*shape, 3)
         fields.append(PictureField(name, decoder, sources.get(name, ()), taken, leader, shape))
     return tuple(fields)
+
+
+def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, EmptyAudio]:
+    """Return the name of a field of recordings, and what it is in a batch that has none."""
+    if decoder.features is not None:
+        return f"{name}_features", ((0, decoder.features.num_mels, 0), "float32")
+    channels = () if decoder.channels == 1 else (decoder.channels or 0,)
+    return name, ((0, *channels, 0), "int16" if decoder.dtype == "int16" else "float32")
 
 
 def decoded_medium(decoder: object) -> str | None:

@@ -27,7 +27,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.decoding.collate_settings import CollateSettings, Side
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.values import decode_integer, decode_npz, npy_view
 from mmstream.errors import (
@@ -71,8 +72,6 @@ _BITS: dict[torch.dtype, np.dtype[Any]] = {
 }
 """Types of tensors that numpy does not have, and what their bits are stored as."""
 
-_AUDIO_TYPES = {"int16": torch.int16, "float32": torch.float32}
-
 _BIT_TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 
 _TENSOR_TYPES = _BIT_TYPES | {
@@ -89,19 +88,6 @@ _PYTHON_TYPES = ("bool", "int64", "float64")
 
 _NUMBERS = "biufcSU"
 """Kinds of numpy types that are stored: those that `decode_npy` takes."""
-
-
-MAX_SIDE = 1 << 48
-
-Side = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
-"""Of an array."""
-
-TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
-
-MAX_PADDED_LENGTH = 1 << 22
-
-PaddedLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_PADDED_LENGTH)]
-"""Tokens of a row. A manifest may come from a stranger, and each batch takes the memory."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -141,31 +127,6 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
             self.num_samples + other.num_samples,
             self.num_bytes + other.num_bytes,
         )
-
-
-class CollateSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What batches depend on beside the values of samples: settings of the pipeline's decoders."""
-
-    pad_token_id: TokenId | None = None
-    """None: the pipeline had no text decoder."""
-    pad_to: PaddedLength | None = None
-    padding_side: Literal["left", "right"] = "right"
-    counted_media: tuple[str, ...] = ("audio", "image", "video")
-    picture_names: tuple[str, ...] = ()
-    """Fields of pictures with colours, which a model wants normalized."""
-    list_fields: tuple[str, ...] = ()
-    picture_fields: tuple[str, ...] = ()
-    video_fields: dict[str, tuple[Side, ...] | None] | None = None
-    """Shape of each field in a batch without a video; None where it is a list."""
-    audio_fields: dict[str, tuple[tuple[Side, ...], Literal["int16", "float32"]]] | None = None
-    """Shape and type of each field in a batch without a recording."""
-
-    def __post_init__(self) -> None:
-        videos = (self.video_fields or {}).values()
-        recordings = [shape for shape, _ in (self.audio_fields or {}).values()]
-        for shape in (*videos, *recordings):
-            if shape is not None and (0 not in shape[:1] or math.prod(shape[1:]) > MAX_SIDE):
-                raise ValueError(f"a field without media has the shape {shape}")
 
 
 class BakedContent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -452,31 +413,6 @@ class StoredFields:
         num_bytes = sum(dataset.manifest.num_bytes for dataset in datasets)
         num_stored = sum(int(dataset.counts.sum()) for dataset in datasets)
         return cls(_joined(contents), num_stored, num_bytes, views=views)
-
-    def collate_settings(self, take_memory: Callable[[int], torch.Tensor]) -> dict[str, Any]:
-        """Return the arguments of `collate`: what the decoders that were baked would say."""
-        collate = self.content.collate
-        settings: dict[str, Any] = {
-            "list_fields": frozenset(collate.list_fields),
-            "picture_fields": frozenset(collate.picture_fields),
-            "row_fields": frozenset(self.shapes),
-            "take_memory": take_memory,
-        }
-        if collate.video_fields is not None:
-            settings["video_fields"] = {
-                name: None if shape is None else torch.empty(shape, dtype=torch.uint8)
-                for name, shape in collate.video_fields.items()
-            }
-        if collate.audio_fields is not None:
-            settings["audio_fields"] = {
-                name: torch.empty(shape, dtype=_AUDIO_TYPES[dtype])
-                for name, (shape, dtype) in collate.audio_fields.items()
-            }
-        if collate.pad_token_id is not None:
-            settings["pad_token_id"] = collate.pad_token_id
-            settings["pad_to"] = collate.pad_to
-            settings["padding_side"] = collate.padding_side
-        return settings
 
     def takes_view(self, name: str) -> bool:
         """Tell whether a file may be a view of what was read: its numbers are copied from there."""

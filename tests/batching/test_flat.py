@@ -12,12 +12,20 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.batching.collate import Collator
 from mmstream.batching.flat import flatten, reserved_batch_fields
+from mmstream.decoding.collate_settings import CollateSettings
 from mmstream.train import megatron_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import write_corpus
+
+MEDIA = CollateSettings(video_fields={"video": None}, audio_fields={"audio": ((0, 0), "float32")})
+
+
+def padded_by(pad_token_id: int) -> Collator:
+    return Collator(CollateSettings(pad_token_id))
 
 
 def sample(key: str, *lengths: int, **fields: Any) -> dict[str, Any]:
@@ -67,7 +75,7 @@ def test_documents_are_filled_up_to_a_multiple_without_labels() -> None:
         {"input_ids": np.array([5, 6, 7]), "labels": np.array([5, 6, 7])},
         {"input_ids": np.array([8, 9]), "label_weights": np.array([0, 3.0])},
     ]
-    batch = flatten(samples, [0, 1], 2, mm.Flat(document_multiple_of=4), pad_token_id=1)
+    batch = flatten(samples, [0, 1], 2, mm.Flat(document_multiple_of=4), padded_by(1))
     expected = {
         "input_ids": [[5, 6, 7, 1, 8, 9, 1, 1]],
         "labels": [[-100, 6, 7, -100, -100, 9, -100, -100]],
@@ -82,7 +90,7 @@ def test_documents_are_filled_up_to_a_multiple_without_labels() -> None:
 
 def test_rows_of_one_length_end_with_padding_documents() -> None:
     samples = [sample("1", 3), sample("2", 2), sample("3", 1)]
-    batch = flatten(samples, [0, 0, 2], 3, mm.Pack(6, layout="rows"), pad_token_id=9)
+    batch = flatten(samples, [0, 0, 2], 3, mm.Pack(6, layout="rows"), padded_by(9))
     expected = {
         "input_ids": [[100, 101, 102, 200, 201, 9], [9, 9, 9, 9, 9, 9], [300, 9, 9, 9, 9, 9]],
         "document_row": [0, 0, 0, 1, 2, 2],
@@ -94,7 +102,7 @@ def test_rows_of_one_length_end_with_padding_documents() -> None:
 
 
 def test_a_rank_without_tokens_gets_a_padding_document() -> None:
-    batch = flatten([], [], 2, mm.Flat(), pad_token_id=9)
+    batch = flatten([], [], 2, mm.Flat(), padded_by(9))
     expected = {"input_ids": [[9]], "labels": [[-100]], "num_tokens": 0, "num_label_tokens": 0}
     assert plain(batch, expected) == expected
 
@@ -189,12 +197,12 @@ def test_the_names_of_a_batch_are_those_that_it_has_and_no_sample(batching: Any)
     samples = [with_tokens(number, one_shape=False) for number in range(NUM_SAMPLES)]
     batch = mm.collate(samples) if batching is None else flatten(samples, [0] * 5, 1, batching)
     marks = {"cu_seq_lens_q", "document_row"} if batching is None else set()
-    names = reserved_batch_fields(batching, ["video"], ["audio"])
+    names = reserved_batch_fields(batching, MEDIA)
     assert names.reserved == (batch.keys() - samples[0].keys()) | marks
     assert names.decoded == () or {*names.decoded} - samples[0].keys() == {"label_weights"}
 
 
-NAMES = sorted(reserved_batch_fields(mm.Flat(), ["video"], ["audio"]).reserved)
+NAMES = sorted(reserved_batch_fields(mm.Flat(), MEDIA).reserved)
 TOKENS = ["input_ids", "attention_mask", "labels", "label_weights"]
 
 
@@ -237,7 +245,9 @@ def test_a_field_named_like_one_of_a_batch_makes_its_sample_bad_or_loses_nothing
     batches = list(loader)
     for batch in batches:
         assert len(mm.split_rows(batch, 2)) == 2
-    is_field = name not in reserved_batch_fields(batching).reserved and name in NAMES
+    is_field = (
+        name not in reserved_batch_fields(batching, CollateSettings()).reserved and name in NAMES
+    )
     if is_field:
         assert batches[0][name][:3] == [None] * 3
         assert batches[0][name][3] in (7, b"7")
