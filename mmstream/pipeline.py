@@ -50,7 +50,7 @@ from mmstream.errors import (
 )
 from mmstream.order import AnyOrder, BucketOrder, Buckets
 from mmstream.order.buckets import Edge
-from mmstream.order.settings import reshuffle_of
+from mmstream.order.saved import SavedOrder
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
 from mmstream.ranks import World, resolve_world, rows_of_rank
@@ -243,9 +243,9 @@ class Pipeline:
                 f"the rest of this epoch was planned with repeat={order.repeat}, and batching= has "
                 "no repeated rows: leave it out until the epoch has ended"
             )
-        identity = order.identity()
-        names = identity.keys() & {"global_batch_size", "seed", "window", "shuffle", "drop_last"}
-        settings = {name: identity[name] for name in names} | {"reshuffle": reshuffle_of(identity)}
+        saved = SavedOrder.parse(order.identity()).keys
+        names = ("global_batch_size", "seed", "window", "shuffle", "drop_last", "reshuffle")
+        settings = {name: saved[name] for name in names if name in saved}
         settings |= {"repeat": order.repeat, "grid": order.grid, "window_bytes": None}
         return copy_with(self, order, settings)
 

@@ -3,7 +3,7 @@
 A resume starts at `step`. Nothing is replayed, whatever the ranks and workers are now. A state says
 nothing about where shards lie or who reads them.
 
-A state ends with a checksum, ``crc32c``. Settings that nobody gave are taken from it, so
+A state ends with a checksum, ``crc32c``. Settings that were left to defaults are taken from it, so
 a damaged one could begin another order in mid-epoch. If you edit a state by hand, delete its
 ``crc32c``.
 """
@@ -22,7 +22,8 @@ from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder, BucketOrder, Order, without_buckets
-from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
+from mmstream.order.corpus import CONTENT_KEYS, differing_keys
+from mmstream.order.saved import DATASET, SavedOrder
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
 
@@ -35,9 +36,6 @@ MAX_EPOCH = 1 << 40
 
 _SEAL = "crc32c"
 """The key of a state's checksum."""
-
-_IF_ABSENT = {"reshuffle": "global", "repeat": 1}
-"""Values of keys that an identity has only where they are others."""
 
 OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
 """How a state of mid-epoch is treated that does not fit the present order."""
@@ -72,13 +70,52 @@ def position_after(order: AnyOrder, epoch: int, step: int) -> tuple[int, int]:
     return (epoch + 1, 0) if step >= order.steps_per_epoch else (epoch, step)
 
 
+def read_state(state: Mapping[str, Any]) -> SavedOrder:
+    """Return what a state says, whether or not it fits a run.
+
+    Raises:
+        StateError: malformed, damaged, or of another version.
+    """
+    if not isinstance(state, Mapping) or not isinstance(state.get("order"), Mapping):
+        raise StateError("not a state of a Loader: it holds no order")
+    try:
+        version, epoch, step = state["version"], state["epoch"], state["step"]
+    except KeyError as error:
+        raise StateError(f"not a state of a Loader: it has no {error}") from None
+    if type(version) is not int or version != STATE_VERSION:
+        raise StateError(
+            f"state version {_shown(version)}, this mmstream reads {STATE_VERSION}: "
+            "resume with the version that saved it"
+        )
+    if not (type(epoch) is int and type(step) is int and epoch >= 0 and step >= 0):
+        raise StateError(f"epoch {_shown(epoch)}, step {_shown(step)}: must be integers, 0 or more")
+    if epoch > MAX_EPOCH:
+        raise StateError(f"epoch {_shown(epoch)}: at most {MAX_EPOCH:,}")
+    _check_seal(state)
+    return SavedOrder.parse(state["order"], epoch, step)
+
+
+# -- where a run goes on ---------------------------------------------------------------------------
+#
+# Cases, in the order in which they are tried:
+#
+#     same data       the state fits the run, with its own values where the run has defaults; where
+#                     an epoch begins, all but dataset and seed may be others
+#     only grown      it fits a run of the shards that it had; others were appended
+#     finish epoch    more has changed, and the user said on_change="finish_epoch"
+#
+# In mid-epoch each gives the order that ends the epoch as planned. Where an epoch begins it is the
+# present order. In no other case is there a resume.
+
+
 def resume(
     source: ShardSource, order: AnyOrder, state: Mapping[str, Any], on_change: OnChange
 ) -> tuple[int, int, AnyOrder]:
     """Return where a run goes on: epoch, step, and the order of that epoch.
 
-    Settings that nobody gave are those of the state in the middle of an epoch, and the present
-    defaults where an epoch begins: an upgrade may change them. A mixture keeps those of the state.
+    Settings that were left to defaults are those of the state in the middle of an epoch, and the
+    present defaults where an epoch begins: an upgrade may change them. A mixture keeps those of the
+    state.
 
     With "refuse" all else is that of `order`. With "finish_epoch" it may be the order of the state,
     which finishes the epoch exactly as planned: the state holds all settings, and a dataset that
@@ -92,74 +129,87 @@ def resume(
         StateError: the state cannot be applied exactly. With "finish_epoch" the dataset is another
             one, not the same with shards appended.
     """
-    try:
-        kept = _with_unset_from(order, state)
-        epoch, step = load_state(kept, state)
-    except StateError:
-        if (before := _before_growth(order, state)) is not None:
-            return before
-        is_state = isinstance(state, Mapping)
-        if on_change == "refuse" or not source.can_finish_epoch or not is_state:
-            raise
-    else:
-        _log_selections(state["order"], kept.identity(), epoch)
-        return epoch, step, kept
-    _check_seal(state)
-    plan = order.plan if isinstance(order, PackOrder) else None
-    old_order, epoch, step = order_of_state(_without_unused_choices(state), source, plan)
-    if step == 0:
-        _log_selections(state["order"], order.identity(), epoch)
-        return epoch, step, order
-    logger.info(
-        "steps %d to %d of epoch %d follow the saved settings, %d rows each; then the present "
-        "settings begin",
-        step,
-        old_order.steps_per_epoch - 1,
-        epoch,
-        old_order.global_batch_size * old_order.repeat,
-    )
-    return epoch, step, old_order
+    saved = read_state(state)
+    for case in (_same_data, _only_grown):
+        if (resumed := case(order, saved)) is not None:
+            return saved.epoch, saved.step, resumed
+    if on_change == "refuse" or not source.can_finish_epoch:
+        raise StateError(_misfit(_with_saved_defaults(order, saved), saved))
+    return saved.epoch, saved.step, _finish_epoch(order, saved, source)
 
 
-def _before_growth(
-    order: AnyOrder, state: Mapping[str, Any]
-) -> tuple[int, int, Order | BucketOrder] | None:
-    """Return what `resume` does where a dataset has grown since. None: something else changed, too.
+def _same_data(order: AnyOrder, saved: SavedOrder) -> AnyOrder | None:
+    """Return the order of a run whose state fits as it is, with the defaults of the state."""
+    kept = _with_saved_defaults(order, saved)
+    if _misfit(kept, saved) is not None:
+        return None
+    _log_selections(saved, kept)
+    return kept
+
+
+def _only_grown(order: AnyOrder, saved: SavedOrder) -> AnyOrder | None:
+    """Return the order of a run whose dataset has grown since, and nothing else has changed.
 
     A state of 3 shards goes on with a dataset of 4 if it fits a run of the first 3.
     """
+    num_shards = saved.corpus.get("num_shards")
+    if not isinstance(order, Order | BucketOrder) or type(num_shards) is not int:
+        return None
+    if not 0 < num_shards < order.corpus.counts.size:
+        return None
     try:
-        num_shards = state["order"]["num_shards"]
-        if not isinstance(order, Order | BucketOrder) or type(num_shards) is not int:
-            return None
-        earlier: Order | BucketOrder = order.of_first_shards(num_shards)
-        earlier = earlier.with_unset_from(state["order"], state["epoch"], state["step"])
-        epoch, step = load_state(earlier, state)
-    except (ConfigError, StateError, AttributeError, KeyError, TypeError, ValueError):
+        first_shards = order.with_corpus(order.corpus.first_shards(num_shards))
+    except ConfigError:  # they do not fill a step
+        return None
+    earlier: Any = _with_saved_defaults(first_shards, saved)
+    if _misfit(earlier, saved) is not None:
         return None
     logger.info(
         "the dataset has grown from %d to %d shards: epoch %d begins with %s samples%s",
         num_shards,
-        order.identity()["num_shards"],
-        epoch + bool(step),
+        order.corpus.counts.size,
+        saved.epoch + bool(saved.step),
         f"{order.num_samples:,}",
-        f"; epoch {epoch} ends with its {earlier.num_samples:,}" if step else "",
+        f"; epoch {saved.epoch} ends with its {earlier.num_samples:,}" if saved.step else "",
     )
-    if earlier.identity().get("selection") != state["order"].get("selection"):
-        _log_selections(state["order"], order.identity(), epoch)
-    return epoch, step, earlier if step else order
+    if earlier.identity().get("selection") != saved.corpus.get("selection"):
+        _log_selections(saved, order)
+    return earlier if saved.step else order
 
 
-def _with_unset_from(order: AnyOrder, state: Mapping[str, Any]) -> AnyOrder:
-    """Return an order with the settings that nobody gave taken from a state, where it has them.
+def _finish_epoch(order: AnyOrder, saved: SavedOrder, source: ShardSource) -> AnyOrder:
+    """Return the order of the state in mid-epoch, and the present one where an epoch begins.
 
-    A state that is malformed, or of another run, changes nothing: `load_state` says what it is.
+    Raises:
+        StateError: the dataset is another one, not the same with shards appended.
+    """
+    plan = order.plan if isinstance(order, PackOrder) else None
+    began = _order_of(saved if saved.step else _without_choices(saved), source, plan)
+    if not saved.step:
+        _log_selections(saved, order)
+        return order
+    logger.info(
+        "steps %d to %d of epoch %d follow the saved settings, %d rows each; then the present "
+        "settings begin",
+        saved.step,
+        began.steps_per_epoch - 1,
+        saved.epoch,
+        began.global_batch_size * began.repeat,
+    )
+    return began
+
+
+def _with_saved_defaults(order: AnyOrder, saved: SavedOrder) -> AnyOrder:
+    """Return an order with the settings that were left to defaults as a state has them.
+
+    In mid-epoch, samples that were taken down since are planned as in the state, too. A state that
+    is malformed, or of another run, changes nothing: `_misfit` says what it is.
     """
     try:
-        epoch, step = state["epoch"], state["step"]
-        if type(epoch) is not int or type(step) is not int:
-            return order
-        return order.with_unset_from(state["order"], epoch, step)
+        if saved.has_begun and isinstance(order, Order | BucketOrder | PackOrder):
+            corpus = order.corpus.as_of(saved.dataset.get("bad"))
+            order = order if corpus is order.corpus else order.with_corpus(corpus)
+        return order.with_saved_defaults(saved)
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return order
 
@@ -181,10 +231,22 @@ def order_of_state(
     Raises:
         StateError: not a state of a Loader, or one of another source or plan.
     """
-    identity = state.get("order") if isinstance(state, Mapping) else None
-    if not isinstance(identity, Mapping):
-        raise StateError("not a state of a Loader: it holds no order")
-    _check_seal(state)
+    saved = read_state(state)
+    return _order_of(saved, source, plan), saved.epoch, saved.step
+
+
+def _without_choices(saved: SavedOrder) -> SavedOrder:
+    """Return a state without what an epoch begins anew: its bad list, selection and buckets."""
+    identity = without_buckets(saved.keys) if "buckets" in saved.keys else saved.keys
+    selections = "selection", f"{DATASET} selection"
+    kept = {key: value for key, value in identity.items() if key not in selections}
+    return SavedOrder.parse({**kept, "bad": None, f"{DATASET} bad": None}, saved.epoch, saved.step)
+
+
+def _order_of(
+    saved: SavedOrder, source: ShardSource, plan: PackPlan | MixturePlan | None
+) -> AnyOrder:
+    identity, is_mixture = saved.keys, saved.is_mixture
     order: AnyOrder
     if "plan" not in identity:
         order = source.order_from_identity(identity)
@@ -193,17 +255,19 @@ def order_of_state(
             "the state is of packs (batching=mm.Pack), and this run has no plan of them: "
             "bring the plan's folder back beside the index, or give mm.Pack(plan=)"
         )
-    elif isinstance(plan, MixturePlan) and isinstance(source, Mixture) and "sources" in identity:
+    elif isinstance(plan, MixturePlan) and isinstance(source, Mixture) and is_mixture:
         order = MixturePackOrder.from_mixture_identity(identity, plan, source.corpora)
-    elif isinstance(plan, PackPlan) and isinstance(source, Dataset) and "sources" not in identity:
+    elif isinstance(plan, PackPlan) and isinstance(source, Dataset) and not is_mixture:
         order = PackOrder.from_identity(identity, plan, source.corpus)
     else:
         kinds = {True: "a mixture", False: "one dataset"}
         raise StateError(
-            f"the state is of packs of {kinds['sources' in identity]}, this run of "
+            f"the state is of packs of {kinds[is_mixture]}, this run of "
             f"{kinds[isinstance(source, Mixture)]}: they have no order in common"
         )
-    return order, *load_state(order, state)
+    if (misfit := _misfit(order, saved)) is not None:
+        raise StateError(misfit)
+    return order
 
 
 def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
@@ -219,63 +283,61 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         StateError: malformed, damaged, of another version, or of another order. Names what differs,
             with the saved and the present value.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(f"not a state of a Loader: got {type(state).__name__}")
+    saved = read_state(state)
+    if (misfit := _misfit(order, saved)) is not None:
+        raise StateError(misfit)
+    return saved.epoch, saved.step
+
+
+def _misfit(order: AnyOrder, saved: SavedOrder) -> str | None:
+    """Return why a state does not fit an order, and what to do. None: it fits."""
+    present = SavedOrder.parse(order.identity(), saved.epoch, saved.step)
+    if (other_kind := _other_kind(saved, present)) is not None:
+        return other_kind
     try:
-        version, epoch, step = state["version"], state["epoch"], state["step"]
-        saved = dict(state["order"])
+        was, now = saved.binding(), present.binding()
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"not a state of a Loader: {type(error).__name__}: {error}") from None
-    if type(version) is not int or version != STATE_VERSION:
-        raise StateError(
-            f"state version {_shown(version)}, this mmstream reads {STATE_VERSION}: "
-            "resume with the version that saved it"
-        )
-    if not (type(epoch) is int and type(step) is int and epoch >= 0 and step >= 0):
-        raise StateError(f"epoch {_shown(epoch)}, step {_shown(step)}: must be integers, 0 or more")
-    if epoch > MAX_EPOCH:
-        raise StateError(f"epoch {_shown(epoch)}: at most {MAX_EPOCH:,}")
-    _check_seal(state)
-    present = order.identity()
-    _refuse_other_kind(saved, present, epoch, step)
-    try:
-        saved_binding = order.binding(saved, epoch, step)
-        present_binding = order.binding(present, epoch, step)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"not an order of a state: {type(error).__name__}: {error}") from None
-    names = differing_keys(saved_binding, present_binding)
+        return f"not an order of a state: {type(error).__name__}: {error}"
+    names = differing_keys(was, now)
     if "reshuffle" in names:  # the version says only that
-        names.remove("version")
+        names = [name for name in names if name != "version"]
     differences = {
-        name: f"{escaped(name)} was {_shown_of(saved_binding, name)} and is "
-        f"{_shown_of(present_binding, name)}"
+        name: f"{escaped(name)} was {_shown_of(was, name)} and is {_shown_of(now, name)}"
         for name in names
     }
     if differences:
         advice = (
             _mixture_advice(differences)
-            if "sources" in present
-            else _advice(differences, step, is_packed="plan" in present)
+            if present.is_mixture
+            else _advice(differences, saved.step, is_packed="plan" in present.keys)
         )
-        raise StateError(
-            f"the state of epoch {epoch} step {step} does not fit this run: "
+        return (
+            f"the state of epoch {saved.epoch} step {saved.step} does not fit this run: "
             f"{'; '.join(differences.values())}. {advice}"
         )
-    if step >= order.steps_per_epoch:
-        raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
-    _require_content(saved)
-    return epoch, step
+    if saved.step >= order.steps_per_epoch:
+        return f"step {saved.step}: an epoch has {order.steps_per_epoch} steps"
+    datasets = [SavedOrder.parse(of).dataset for of in saved.keys.get("sources", (saved.keys,))]
+    if missing := [key for dataset in datasets for key in CONTENT_KEYS if key not in dataset]:
+        return (
+            f"the state has no {missing[0]!r}, so it does not tell which shards it is of: an "
+            "early version of mmstream saved it; start anew"
+        )
+    return None
 
 
-def _log_selections(saved: Mapping[str, Any], present: Mapping[str, Any], epoch: int) -> None:
+def _log_selections(saved: SavedOrder, order: AnyOrder) -> None:
     """Say where an epoch begins with other samples than those of the state."""
-    was, now = (dataset_identity(identity).get("selection") for identity in (saved, present))
+    present = SavedOrder.parse(order.identity())
+    was, now = (each.dataset.get("selection") for each in (saved, present))
     if was != now:
         num_was, num_is = (
             "all" if chosen is None else f"{chosen['num_samples']:,} chosen"
             for chosen in (was, now)
         )
-        logger.info("epoch %d begins with %s samples; before, %s took part", epoch, num_is, num_was)
+        logger.info(
+            "epoch %d begins with %s samples; before, %s took part", saved.epoch, num_is, num_was
+        )
 
 
 def _checksum(state: Mapping[str, Any]) -> str:
@@ -307,45 +369,33 @@ def _check_seal(state: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_other_kind(
-    saved: Mapping[str, Any], present: Mapping[str, Any], epoch: int, step: int
-) -> None:
-    """Raise StateError where a state and a run have no order in common, whatever its settings."""
-    if ("sources" in saved) != ("sources" in present):
+def _other_kind(saved: SavedOrder, present: SavedOrder) -> str | None:
+    """Return why a state and a run have no order in common, whatever its settings. None: it may."""
+    if saved.is_mixture != present.is_mixture:
         kinds = {True: "a mixture", False: "one dataset"}
-        raise StateError(
-            f"the state is of {kinds['sources' in saved]}, this run of "
-            f"{kinds['sources' in present]}: they have no order in common"
+        return (
+            f"the state is of {kinds[saved.is_mixture]}, this run of "
+            f"{kinds[present.is_mixture]}: they have no order in common"
         )
-    has_begun = step or (epoch and "sources" in saved)  # a mixture's sources end in mid-epoch
-    was, now = (_kind_of_rows(identity) for identity in (saved, present))
-    if has_begun and was != now:
-        what = "packs" if "plan" in {**saved, **present} else "buckets"
-        raise StateError(
-            f"the state of epoch {epoch} step {step} is of {was}, this run of {now}: {what} "
-            "begin or end where an epoch does, so finish this epoch as it began"
+    was, now = _kind_of_rows(saved), _kind_of_rows(present)
+    if saved.has_begun and was != now:
+        what = "packs" if "plan" in {**saved.keys, **present.keys} else "buckets"
+        return (
+            f"the state of epoch {saved.epoch} step {saved.step} is of {was}, this run of {now}: "
+            f"{what} begin or end where an epoch does, so finish this epoch as it began"
         )
+    return None
 
 
-def _kind_of_rows(identity: Mapping[str, Any]) -> str:
-    if "plan" in identity:
+def _kind_of_rows(order: SavedOrder) -> str:
+    if "plan" in order.keys:
         return "packs (batching=mm.Pack)"
-    return "buckets (batching=mm.Buckets)" if "buckets" in identity else "single samples"
-
-
-def _require_content(saved: Mapping[str, Any]) -> None:
-    """Raise StateError where a state lacks what it says of the shards, known or not."""
-    for identity in saved.get("sources", (saved,)):
-        if missing := [key for key in CONTENT_KEYS if key not in dataset_identity(identity)]:
-            raise StateError(
-                f"the state has no {missing[0]!r}, so it does not tell which shards it is of: an "
-                "early version of mmstream saved it; start anew"
-            )
+    return "buckets (batching=mm.Buckets)" if "buckets" in order.keys else "single samples"
 
 
 def _shown_of(binding: Mapping[str, Any], name: str) -> str:
     """Return the value of a key, for a message."""
-    value = binding.get(name, _IF_ABSENT.get(name))
+    value: Any = binding.get(name)
     if name == "buckets":
         return _shown_buckets(value)
     if name.rpartition(" ")[2] != "selection":
@@ -372,23 +422,6 @@ def _shown(value: Any) -> str:
         return escaped(repr(value))
     except (ValueError, RecursionError):  # an integer of thousands of digits, a deep list
         return f"a {type(value).__name__} that is too long to show"
-
-
-def _without_unused_choices(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state without what an epoch begins anew: its bad list, selection and buckets.
-
-    It has no checksum any more.
-    """
-    identity = state.get("order")
-    if state.get("step") != 0 or not isinstance(identity, Mapping):
-        return state
-    prefix = f"{DATASET} " if "plan" in identity else ""
-    kept = {key: value for key, value in identity.items() if key != f"{prefix}selection"}
-    if "buckets" in kept:
-        kept = without_buckets(kept)
-    changed = {**state, "order": {**kept, "bad": None, f"{prefix}bad": None}}  # of packs, too
-    changed.pop(_SEAL, None)
-    return changed
 
 
 _OTHER_VERSION = "Resume with the mmstream that saved it: another version plans another order."

@@ -30,7 +30,7 @@ from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.loader.watchdog import StallLimits
-from mmstream.order.settings import reshuffle_of
+from mmstream.order.saved import SavedOrder
 from mmstream.pipeline import Pipeline, needs_one_thread
 from mmstream.processes.machine import default_threads, num_cores
 
@@ -175,7 +175,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _order_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity of an order by names that a message can show."""
-    settings: dict[str, Any] = {_RESHUFFLE: reshuffle_of(identity)}
+    settings: dict[str, Any] = {_RESHUFFLE: SavedOrder.parse(identity).keys["reshuffle"]}
     for source in identity.get("sources", ()):
         prefix = f"source {escaped(source['name'])}: "
         settings |= {prefix + _ORDER_NAMES.get(key, key): source[key] for key in source}

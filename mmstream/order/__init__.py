@@ -10,6 +10,7 @@ topology, and after every resume.
     buckets.py   which buckets there are, by the edges of a column
     bucket_order.py  the order of a dataset whose steps have samples of one bucket
     corpus.py    what an order knows about a dataset
+    saved.py     what a saved state says of its order
     lanes.py     (step, row) -> slot of the epoch, by lanes and windows; what shared lanes cost
     chunks.py    slot of the epoch -> (shard, index), by permuted chunks; lanes that keep samples
     permute.py   the permutations of both

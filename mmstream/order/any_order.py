@@ -6,12 +6,13 @@ packs: a row is a *unit* of several samples, which stay side by side in all resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.order.saved import SavedOrder
 from mmstream.types import IntArray, SampleRef
 
 K = TypeVar("K")
@@ -88,11 +89,8 @@ class AnyOrder(Protocol):
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types."""
 
-    def binding(self, identity: Mapping[str, Any], epoch: int, step: int, /) -> dict[str, Any]:
-        """Return the part of an identity that must be unchanged at a resume."""
-
-    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int, /) -> AnyOrder:
-        """Return this order with the settings that nobody gave taken from a saved identity."""
+    def with_saved_defaults(self, saved: SavedOrder, /) -> AnyOrder:
+        """Return this order with the settings that were left to defaults taken from a state."""
 
     def rows_of(self, epoch: int, step: int, rows: tuple[int, int], /) -> tuple[int, int]:
         """Return the rows of a step that a rank delivers which has `rows` of G."""

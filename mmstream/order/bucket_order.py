@@ -36,8 +36,9 @@ from mmstream.order.buckets import Buckets, Edge
 from mmstream.order.corpus import Corpus, differing_keys
 from mmstream.order.order import ORDER_VERSIONS, Order
 from mmstream.order.permute import random_words
+from mmstream.order.saved import SavedOrder, making
 from mmstream.order.selection import Selection
-from mmstream.order.settings import ChosenSettings, mixture_settings, require, reshuffle_of
+from mmstream.order.settings import ChosenSettings, mixture_settings, require
 from mmstream.types import IntArray
 
 BUCKET_VERSION = 1
@@ -71,6 +72,8 @@ class BucketOrder(SampleRows):
     A window belongs to one bucket: its number is local * B + bucket, for B buckets.
 
     Attributes:
+        corpus: the dataset.
+        with_corpus: makes the order of the dataset of before. See `Order`.
         settings: what was asked for.
         buckets: those that there are, by their edges.
         steps_per_epoch: steps of every epoch, of all buckets.
@@ -103,11 +106,11 @@ class BucketOrder(SampleRows):
         settings: Buckets,
         global_batch_size: int,
         seed: int,
-        remake: Callable[[Corpus], BucketOrder],
+        with_corpus: Callable[[Corpus], BucketOrder],
     ) -> None:
         self.settings, self.global_batch_size, self.seed = settings, global_batch_size, seed
-        self._corpus = corpus
-        self._remake = remake  # with the same settings, for the samples before a takedown
+        self.corpus = corpus
+        self.with_corpus = with_corpus
         self._set_buckets(buckets)
 
     def _set_buckets(self, buckets: Sequence[Bucket]) -> None:
@@ -177,7 +180,7 @@ class BucketOrder(SampleRows):
                     shuffle=chosen.shuffle,
                     reshuffle=chosen.reshuffle,
                     drop_last=drop_last,
-                    unset=chosen.unset,
+                    defaulted=chosen.defaulted,
                 ),
                 selection,
                 edges,
@@ -186,14 +189,14 @@ class BucketOrder(SampleRows):
                 joined.items(), corpora, shares, strict=True
             )
         ]
-        remake = partial(
+        with_corpus = partial(
             cls.from_corpus,
             buckets=buckets,
             selections=selections,
             drop_last=drop_last,
             **settings,
         )
-        return cls(ordered, corpus, buckets, chosen.global_batch_size, chosen.seed, remake)
+        return cls(ordered, corpus, buckets, chosen.global_batch_size, chosen.seed, with_corpus)
 
     @classmethod
     def from_saved(
@@ -214,20 +217,14 @@ class BucketOrder(SampleRows):
         Raises:
             StateError: `identity` is malformed, or the corpus or its buckets are others now.
         """
-        try:
-            saved = {key: identity[key] for key in ("corpus", "num_shards", "bad")}
-            saved |= {k: identity[k] for k in ("sizes", "sha256", "selection") if k in identity}
-            names = ("global_batch_size", "seed", "shuffle", "drop_last")
-            settings = {name: identity[name] for name in names}
-            corpus = corpus.as_saved(saved)
-            settings["reshuffle"] = reshuffle_of(identity)
+        with making("an order of buckets"):
+            saved = SavedOrder.parse(identity, step=1)
+            names = ("global_batch_size", "seed", "shuffle", "drop_last", "reshuffle")
+            settings = {name: saved.keys[name] for name in names}
+            corpus = corpus.as_saved(saved.corpus)
             order = cls.from_corpus(corpus, buckets, selections, **settings)
-            order = order.with_unset_from(identity, 0, 1)
-        except StateError:
-            raise
-        except (ConfigError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None
-        if differing := differing_keys(identity, order.identity()):
+            order = order.with_saved_defaults(saved)
+        if differing := differing_keys(saved.keys, SavedOrder.parse(order.identity()).keys):
             raise StateError(
                 f"the buckets of {buckets.column} are not those of the state, in "
                 f"{', '.join(differing)}: its column has changed, or another version saved it; "
@@ -268,7 +265,7 @@ class BucketOrder(SampleRows):
         rows = self.settings.rows
         return {
             "version": BUCKET_VERSION,
-            **self._corpus.identity(),
+            **self.corpus.identity(),
             "seed": self.seed,
             "global_batch_size": self.global_batch_size,
             **{key: value for key, value in identities[0].items() if key in same},
@@ -282,24 +279,16 @@ class BucketOrder(SampleRows):
             },
         }
 
-    binding = staticmethod(Order.binding)
-
-    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> BucketOrder:
-        """Return this order with what a saved identity knows better: see `Order`."""
-        corpus = self._corpus.as_of(identity.get("bad"))
-        if step and corpus is not self._corpus:
-            return self._remake(corpus).with_unset_from(identity, epoch, step)
-        if not step:
+    def with_saved_defaults(self, saved: SavedOrder) -> BucketOrder:
+        """Return this order with the defaults of a state: see `Order`."""
+        if not saved.has_begun:
             return self
-        present = self.buckets[0].order.identity()
-        same = {key: value for key, value in identity.items() if key in ("grid", "reshuffle")}
+        same = {key: value for key, value in saved.keys.items() if key in ("grid", "reshuffle")}
         buckets = [
             bucket._replace(
-                order=bucket.order.with_unset_from(
-                    {**same, **saved, "bad": present["bad"]}, epoch, step
-                )
+                order=bucket.order.with_saved_defaults(SavedOrder.parse(same | part, step=1))
             )
-            for bucket, saved in zip(self.buckets, identity["buckets"]["parts"], strict=True)
+            for bucket, part in zip(self.buckets, saved.keys["buckets"]["parts"], strict=True)
         ]
         if all(
             new.order is bucket.order for new, bucket in zip(buckets, self.buckets, strict=True)
@@ -308,10 +297,6 @@ class BucketOrder(SampleRows):
         order = copy(self)
         order._set_buckets(buckets)
         return order
-
-    def of_first_shards(self, num_shards: int) -> BucketOrder:
-        """Return the order that these settings give the first shards alone. See `Order`."""
-        return self._remake(self._corpus.first_shards(max(0, num_shards)))
 
     # -- samples of steps and windows ----------------------------------------------------------
 
@@ -427,10 +412,8 @@ def without_buckets(identity: Mapping[str, Any]) -> dict[str, Any]:
         StateError: it is malformed, or of another version.
     """
     _require_version(identity)
-    try:
-        version = ORDER_VERSIONS[reshuffle_of(identity)]
-    except ConfigError as error:
-        raise StateError(f"not an order of buckets: {error}") from None
+    with making("an order of buckets"):
+        version = ORDER_VERSIONS[SavedOrder.parse(identity).reshuffle]
     kept = {key: value for key, value in identity.items() if key != "buckets"}
     return {**kept, "version": version, "interleave": 1, "chunk": 1}
 
@@ -442,13 +425,11 @@ def buckets_of(identity: Mapping[str, Any]) -> Buckets:
         StateError: it is malformed, or of another version.
     """
     _require_version(identity)
-    try:
+    with making("an order of buckets"):
         saved = identity["buckets"]
         settings = {name: saved[name] for name in ("column", "edges", "min_steps")}
         settings["rows"] = dict(saved["rows"]) if "rows" in saved else None
         return Buckets(settings.pop("column"), **settings)
-    except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None
 
 
 def _require_version(identity: Mapping[str, Any]) -> None:

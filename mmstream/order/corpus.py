@@ -21,15 +21,11 @@ import numpy as np
 
 from mmstream.errors import StateError, escaped
 from mmstream.order.selection import Selection
-from mmstream.order.settings import require
+from mmstream.order.settings import integer, require
 from mmstream.types import IntArray
 
 CONTENT_KEYS = ("sizes", "sha256")
 """Keys of an identity that say what the shards hold. None: not known."""
-
-DATASET = "dataset"
-"""Where an order runs over packs, ``corpus`` and so on are about groups and packs. Its identity has
-``dataset corpus`` and so on for the dataset."""
 
 MAX_TRIED = 10_000
 """Numbers of takedowns of several folders that are tried, to find those of a state."""
@@ -169,25 +165,17 @@ class Corpus:
             keep_bad: False: return them without a bad list.
             keep_selection: False: all of their samples take part.
         """
-        bad = self.bad[self.bad[:, 0] < num_shards] if keep_bad else self.bad[:0]
-        names = None if self.names is None else self.names[:num_shards]
-        sizes = None if self.sizes is None else self.sizes[:num_shards]
-        checksums = None if self.checksums is None else self.checksums[:num_shards]
-        selection = self.selection if keep_selection else None
-        if selection is not None:
-            selection = selection.first_shards(num_shards)
-        takedowns = self.takedown_of_bad if keep_bad else None
-        if takedowns is not None:
-            takedowns = takedowns[self.bad[:, 0] < num_shards]
+        is_kept = (self.bad[:, 0] < num_shards) & keep_bad
+        selection, takedowns = self.selection, self.takedown_of_bad
         return Corpus(
             self.counts[:num_shards],
-            names,
+            None if self.names is None else self.names[:num_shards],
             None,
-            bad,
-            sizes,
-            checksums,
-            selection,
-            takedowns,
+            self.bad[is_kept],
+            None if self.sizes is None else self.sizes[:num_shards],
+            None if self.checksums is None else self.checksums[:num_shards],
+            selection.first_shards(num_shards) if selection and keep_selection else None,
+            takedowns[is_kept] if takedowns is not None and keep_bad else None,
             self.takedown_counts,
         )
 
@@ -212,13 +200,15 @@ class Corpus:
         """Return the corpus as a state has it: its first shards, bad list, selection and takedowns.
 
         Args:
-            saved: what an identity says of the corpus, with ``num_shards`` and ``bad``.
+            saved: what an identity says of the corpus: see `SavedOrder`.
 
         Raises:
             StateError: they are others now.
+            KeyError, ValueError: `saved` is malformed.
         """
+        require_hashes(saved)
         corpus = self.first_shards(
-            saved["num_shards"],
+            integer("num_shards", saved["num_shards"]),
             keep_bad=saved["bad"] is not None,
             keep_selection="selection" in saved,
         ).as_of(saved["bad"])
@@ -276,32 +266,15 @@ def _hash(numbers: IntArray | None, texts: Iterable[str] = ()) -> str:
     return content.hexdigest()[:HASH_LENGTH]
 
 
-def content_of(identity: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what an identity says about the content of the shards; absent keys are left out.
-
-    Raises:
-        ValueError: a value is not a hash.
-    """
-    content = {key: identity[key] for key in CONTENT_KEYS if key in identity}
-    for key, value in content.items():
+def require_hashes(identity: Mapping[str, Any]) -> None:
+    """Raise ValueError where what an identity says about the shards' content is no hash."""
+    for key in (key for key in CONTENT_KEYS if key in identity):
+        value = identity[key]
         is_hash = isinstance(value, str) and len(value) == HASH_LENGTH and value.isalnum()
         if value is not None and not is_hash:
             is_short = isinstance(value, str | int | float)  # a deep list has no repr
             text = escaped(repr(value)) if is_short else f"of type {type(value).__name__}"
             raise ValueError(f"{key} {text} is not a hash")
-    return content
-
-
-def dataset_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an order's identity says about the dataset, whether the order packs or not.
-
-    Examples:
-        >>> dataset_identity({"corpus": "of groups", "plan": "p", "dataset corpus": "of shards"})
-        {'corpus': 'of shards'}
-    """
-    prefix = f"{DATASET} " if "plan" in identity else ""
-    keys = ("corpus", "num_shards", "bad", "selection", *CONTENT_KEYS)
-    return {key: identity[prefix + key] for key in keys if prefix + key in identity}
 
 
 def differing_keys(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.errors import ConfigError, StateError
+from mmstream.errors import StateError
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window, cached
 from mmstream.order.chunks import ChunkTable, EpochChunks, LaneLists
-from mmstream.order.corpus import (
-    Corpus,
-    content_of,
-    dataset_identity,
-    differing_keys,
-)
+from mmstream.order.corpus import Corpus, differing_keys
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
+from mmstream.order.saved import SavedOrder, making
 from mmstream.order.settings import (
     SINGLE_SAMPLE,
     ChosenSettings,
@@ -35,9 +31,7 @@ from mmstream.order.settings import (
     RowShape,
     batch_size_text,
     default_settings,
-    integer,
     require,
-    reshuffle_of,
 )
 from mmstream.settings import checked, missing_attribute
 from mmstream.types import IntArray
@@ -55,8 +49,10 @@ _SETTINGS = (
     "chunk",
     "shuffle",
     "drop_last",
+    "reshuffle",
+    "repeat",
 )
-"""The keys of an identity that `Order.from_counts` takes as arguments."""
+"""The keys of an identity that `Order.from_corpus` takes as arguments."""
 
 TAIL_WINDOW = -1
 """Number of the window of the last, partial step (`drop_last=False`)."""
@@ -73,6 +69,9 @@ class Order(SampleRows):
 
     Attributes:
         steps_per_epoch: steps of every epoch, known before anything is read.
+        corpus: the dataset.
+        with_corpus: makes the order that the same settings give the dataset of before: its first
+            shards, or all without later takedowns. It raises a ConfigError where they fill no step.
         num_samples: samples of the corpus without those on its bad list.
         global_batch_size: G, rows of a step over all ranks.
         repeat: rows of a batch that each of them becomes. An identity counts those of the batch.
@@ -93,10 +92,10 @@ class Order(SampleRows):
         *,
         seed: int,
         drop_last: bool,
-        remake: Callable[[Corpus], Order],
+        with_corpus: Callable[[Corpus], Order],
         reshuffle: Reshuffle = "global",
         repeat: int = 1,
-        unset: Sequence[str] = (),
+        defaulted: Sequence[str] = (),
     ) -> None:
         self.seed = seed
         self.repeat = repeat
@@ -107,11 +106,11 @@ class Order(SampleRows):
         self.num_samples = corpus.num_samples
         self._tail_size = self.num_samples - lanes.num_steps * self.global_batch_size
         self.steps_per_epoch = lanes.num_steps + (self._tail_size > 0 and not drop_last)
-        self._corpus = corpus
+        self.corpus = corpus
         self._table = table
         self._lanes = lanes
-        self._unset = tuple(unset)
-        self._remake = remake  # with the same settings, for the samples of before
+        self._defaulted = tuple(defaulted)
+        self.with_corpus = with_corpus
         self._epochs: dict[int, EpochChunks] = {}
         self._mixed: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
@@ -204,12 +203,12 @@ class Order(SampleRows):
         *,
         row_shape: RowShape = SINGLE_SAMPLE,
         drop_last: bool = True,
-        unset: Sequence[str] | None = None,
+        defaulted: Sequence[str] | None = None,
         **settings: Any,
     ) -> Order:
         """Build the order of a corpus. Settings and errors are those of `from_counts`.
 
-        `unset` names settings that count as not given: see `with_unset_from`.
+        `defaulted` names settings that count as not given: see `with_saved_defaults`.
         """
         chosen = ChosenSettings.check(**settings)
         num_samples, rows = corpus.num_samples, chosen.global_batch_size
@@ -247,10 +246,12 @@ class Order(SampleRows):
             lanes,
             seed=chosen.seed,
             drop_last=bool(drop_last),
-            remake=partial(cls.from_corpus, row_shape=row_shape, drop_last=drop_last, **settings),
+            with_corpus=partial(
+                cls.from_corpus, row_shape=row_shape, drop_last=drop_last, **settings
+            ),
             reshuffle=chosen.reshuffle,
             repeat=chosen.repeat,
-            unset=chosen.unset if unset is None else unset,
+            defaulted=chosen.defaulted if defaulted is None else defaulted,
         )
 
     @classmethod
@@ -285,24 +286,13 @@ class Order(SampleRows):
     @classmethod
     def from_saved(cls, identity: Mapping[str, Any], corpus: Corpus) -> Order:
         """Rebuild the order of a saved state from the corpus as it is now. See `from_identity`."""
-        try:
-            saved = {key: identity[key] for key in ("version", "corpus", "bad")}
-            saved |= content_of(identity)
-            saved["num_shards"] = integer("num_shards", identity["num_shards"])
-            saved |= {key: identity[key] for key in ("selection",) if key in identity}
-            settings = {key: identity[key] for key in _SETTINGS}
-            settings["reshuffle"] = reshuffle_of(identity)
-            settings["repeat"] = identity.get("repeat", 1)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"not an order's identity: {type(error).__name__}: {error}") from None
-        version = ORDER_VERSIONS[settings["reshuffle"]]
-        if saved["version"] != version:
-            raise StateError(f"order version {saved['version']}, this mmstream has {version}")
-        corpus = corpus.as_saved(saved)
-        try:
-            return cls.from_corpus(corpus, **settings)
-        except (ConfigError, TypeError, ValueError, IndexError) as error:
-            raise StateError(f"not an order's identity: {error}") from None
+        with making("an order's identity"):
+            saved = SavedOrder.parse(identity)
+            settings = {key: saved.keys[key] for key in _SETTINGS}
+            was, version = saved.keys["version"], ORDER_VERSIONS[saved.reshuffle]
+            if was != version:
+                raise StateError(f"order version {was}, this mmstream has {version}")
+            return cls.from_corpus(corpus.as_saved(saved.corpus), **settings)
 
     if not TYPE_CHECKING:
 
@@ -313,58 +303,22 @@ class Order(SampleRows):
         caches: dict[str, Any] = {"_epochs": {}, "_mixed": {}, "_windows": {}}
         return {k: v for k, v in (self.__dict__ | caches).items() if k != "_lane_lists"}
 
-    def with_unset_from(self, identity: Mapping[str, Any], _epoch: int, step: int) -> Order:
-        """Return this order with the settings that nobody gave taken from a saved identity.
+    def with_saved_defaults(self, saved: SavedOrder) -> Order:
+        """Return this order with the settings that were left to defaults taken from a state.
 
         Defaults may change from version to version, and with the size of the corpus. A run that
         resumes in the middle of an epoch keeps those that its epoch began with. At the start of an
         epoch the present defaults begin: then this is the order itself. With `window_bytes`, all
-        of them but `reshuffle` count as chosen. Samples that were taken down since are planned as
-        in the state.
-
-        Args:
-            identity: ``state["order"]``.
-            step: step of the state.
+        of them but `reshuffle` count as chosen.
 
         Raises:
             ConfigError: impossible settings.
         """
-        present = {"reshuffle": "global", "repeat": 1, **self.identity()}
-        identity = {**identity, "reshuffle": reshuffle_of(identity)}
-        saved = {name: identity[name] for name in self._unset if name in identity}
-        corpus = self._corpus.as_of(identity.get("bad"))
-        if step and corpus is not self._corpus:
-            return self._remake(corpus).with_unset_from(identity, _epoch, step)
-        if not step or not differing_keys(saved, {name: present[name] for name in saved}):
+        present = SavedOrder.parse(self.identity()).keys
+        kept = {name: saved.keys[name] for name in self._defaulted if name in saved.keys}
+        if not saved.has_begun or not differing_keys(kept, {name: present[name] for name in kept}):
             return self
-        settings = {name: present[name] for name in (*_SETTINGS, "reshuffle", "repeat")} | saved
-        return Order.from_corpus(self._corpus, **settings)
-
-    def of_first_shards(self, num_shards: int) -> Order:
-        """Return the order that these settings give a corpus of its first shards alone.
-
-        Raises:
-            ConfigError: they do not fill a step.
-        """
-        return self._remake(self._corpus.first_shards(max(0, num_shards)))
-
-    @staticmethod
-    def binding(identity: Mapping[str, Any], _epoch: int, step: int) -> dict[str, Any]:
-        """Return the part of an identity that must be unchanged at a resume at (epoch, step).
-
-        In the middle of an epoch that is all of it. At the start of an epoch it is the corpus and
-        the seed. Compare it by `corpus.differing_keys`.
-
-        Raises:
-            ValueError: `identity` is malformed.
-        """
-        of_dataset = dataset_identity(identity)
-        content_of(of_dataset)
-        if step:
-            return dict(identity)
-        of_dataset.pop("bad", None)
-        of_dataset.pop("selection", None)
-        return of_dataset | {k: v for k, v in identity.items() if k == "seed"}
+        return Order.from_corpus(self.corpus, **{name: present[name] for name in _SETTINGS} | kept)
 
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
@@ -373,7 +327,7 @@ class Order(SampleRows):
         """
         identity = {
             "version": ORDER_VERSIONS[self.reshuffle],
-            **self._corpus.identity(),
+            **self.corpus.identity(),
             "seed": self.seed,
             "global_batch_size": self.global_batch_size * self.repeat,
             "grid": list(self._lanes.grid),

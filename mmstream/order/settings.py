@@ -1,4 +1,4 @@
-"""The settings of an order: their checks, and the defaults of those that nobody gave.
+"""The settings of an order: their checks, and the defaults of those that were not given.
 
 The defaults of grid, window, interleave and chunk size depend on the samples, their mean size and
 G alone, never on ranks or workers. So a fresh run has the same batches on every topology.
@@ -31,7 +31,7 @@ Example: 1,000,000 samples of 110 kB, G = 256. B is 2 GiB, and R = 4 MiB, so r =
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -95,7 +95,7 @@ def positive(name: str, value: Any, most: int = MAX_SETTING) -> int:
 
 
 def positive_or_none(name: str, value: Any) -> int | None:
-    """Return the same of a setting that may be None: nobody gave it."""
+    """Return the same of a setting that may be None: it was not given."""
     return None if value is None else positive(name, value)
 
 
@@ -161,15 +161,6 @@ def checked_reshuffle(reshuffle: Any, *, shuffle: bool, has_cache: bool) -> Resh
     return "lanes" if reshuffle == "lanes" else "global"
 
 
-def reshuffle_of(identity: Mapping[str, Any]) -> Reshuffle:
-    """Return how the epochs of an identity are shuffled anew. It has the key only for "lanes".
-
-    Raises:
-        ConfigError: it has another value there.
-    """
-    return checked_reshuffle(identity.get("reshuffle", "global"), shuffle=True, has_cache=False)
-
-
 @dataclass(frozen=True)
 class ChosenSettings:
     """The settings that were given for an order, checked and as plain values. None: not given."""
@@ -185,8 +176,8 @@ class ChosenSettings:
     shuffle: bool
     reshuffle: Reshuffle
     repeat: int
-    unset: tuple[str, ...]
-    """Those of grid, window, interleave, chunk and reshuffle that nobody gave. With
+    defaulted: tuple[str, ...]
+    """Those of grid, window, interleave, chunk and reshuffle that were left to defaults. With
     `window_bytes`, only `reshuffle` counts."""
 
     @classmethod
@@ -227,7 +218,7 @@ class ChosenSettings:
             f"window {shown(window)} and window_bytes {shown(window_bytes)}: give one of the two",
         )
         choices = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
-        unset = [name for name, value in choices.items() if value is None and not window_bytes]
+        defaulted = [name for name, value in choices.items() if value is None and not window_bytes]
         return cls(
             rows,
             integer("seed", seed),
@@ -239,7 +230,7 @@ class ChosenSettings:
             bool(shuffle),
             checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache),
             repeat,
-            tuple(unset + ["reshuffle"] * (reshuffle is None)),
+            tuple(defaulted + ["reshuffle"] * (reshuffle is None)),
         )
 
 

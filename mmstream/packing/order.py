@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -29,14 +28,8 @@ import numpy.typing as npt
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe, Refs, Stop, Unit, Window
 from mmstream.order.any_order import cached
-from mmstream.order.corpus import (
-    DATASET,
-    content_of,
-    dataset_identity,
-    differing_keys,
-    require_same_shards,
-)
-from mmstream.order.mixture.recipe import binding
+from mmstream.order.corpus import differing_keys
+from mmstream.order.saved import DATASET, SavedOrder, making
 from mmstream.order.settings import RowShape, integer, require
 from mmstream.packing.plan import MixturePlan, PackPlan, Units, UnitSums
 from mmstream.types import IntArray
@@ -78,11 +71,10 @@ class PackOrder:
         self, inner: Order | MixtureOrder, plan: PackPlan | MixturePlan, corpus: Corpus
     ) -> None:
         self.plan = plan
-        self._corpus = corpus
+        self.corpus = corpus
         self._bad_codes = _codes(*corpus.bad.T)
         self._first_units = plan.first_units
         self._deal: tuple[Deal, int, CostOfUnits] | None = None
-        self._remake: Callable[[Corpus], Self] | None = None  # for the samples before a takedown
         self._set_inner(inner)
 
     def _set_inner(self, inner: Order | MixtureOrder) -> None:
@@ -125,9 +117,7 @@ class PackOrder:
             "or in Python pass drop_last=False",
         )
         row_shape = RowShape(plan.mean_samples, plan.spread)
-        order = cls(Order.from_corpus(units, row_shape=row_shape, **settings), plan, corpus)
-        order._remake = partial(cls.from_plan, plan, **settings)
-        return order
+        return cls(Order.from_corpus(units, row_shape=row_shape, **settings), plan, corpus)
 
     @classmethod
     def from_identity(
@@ -143,24 +133,18 @@ class PackOrder:
         Raises:
             StateError: `identity` is malformed, or of another dataset, plan or bad list.
         """
-        saved = dataset_identity(identity)
-        try:
-            num_shards = integer("num_shards", saved["num_shards"])
-            digest, num_groups = identity["plan"], integer("num_shards", identity["num_shards"])
-            content_of(saved)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"not an order of packs: {type(error).__name__}: {error}") from None
-        if digest != plan.digest:
+        saved = SavedOrder.parse(identity)
+        if (digest := saved.keys.get("plan")) != plan.digest:
             raise StateError(
                 f"the packs of the state are of plan {digest!r}, these of plan {plan.digest!r}: "
                 "give the plan of the state, mm.Pack(plan=...)"
             )
-        keep_bad = saved.get("bad") is not None
-        corpus = corpus.first_shards(num_shards, keep_bad=keep_bad).as_of(saved.get("bad"))
-        require_same_shards(saved, corpus.identity())
+        with making("an order of packs"):
+            corpus = corpus.as_saved(saved.dataset)
         try:
             inner = Order.from_saved(identity, corpus_of_units(plan, corpus.bad))
         except StateError as error:
+            num_groups = saved.corpus.get("num_shards")
             raise StateError(
                 f"the first {num_groups} groups of the plan hold other packs than those of the "
                 f"state: add shards to the plan that it had ({error})"
@@ -180,36 +164,28 @@ class PackOrder:
             plan                                    digest of the plan's settings and measure
             seed, window, shuffle, ...              settings of the order
         """
-        of_dataset = self._corpus.identity()
+        of_dataset = self.corpus.identity()
         return {
             **self.inner.identity(),
             "plan": self.plan.digest,
             **{f"{DATASET} {key}": value for key, value in of_dataset.items()},
         }
 
-    @staticmethod
-    def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
-        """Return the part of an identity that must be unchanged at a resume. See `Order.binding`.
-
-        In the middle of an epoch that is all of it. At the start of an epoch it is the dataset and
-        the seed, so a run may begin to pack there, or have another plan.
-
-        Raises:
-            ValueError: `identity` is malformed.
-        """
-        return Order.binding(identity, epoch, step)
-
-    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> Self:
-        """Return this order with what a saved identity knows better: see `Order`."""
-        corpus = self._corpus.as_of(identity.get(f"{DATASET} bad"))
-        if step and corpus is not self._corpus and self._remake is not None:
-            return self._remake(corpus).with_unset_from(identity, epoch, step)
-        inner = self.inner.with_unset_from(identity, epoch, step)
+    def with_saved_defaults(self, saved: SavedOrder) -> Self:
+        """Return this order with the defaults of a state: see `Order`."""
+        inner = self.inner.with_saved_defaults(saved)
         if inner is self.inner:
             return self
         order = copy(self)
         order._set_inner(inner)
         return order
+
+    def with_corpus(self, corpus: Corpus) -> PackOrder:
+        """Return the order that the same settings give the dataset of before. See `Order`."""
+        assert isinstance(self.plan, PackPlan), "no mixture has one corpus"
+        assert isinstance(self.inner, Order), "nor has its plan"
+        inner = self.inner.with_corpus(corpus_of_units(self.plan, corpus.bad))
+        return PackOrder(inner, self.plan, corpus)
 
     def with_ranks(self, num_ranks: int, deal: Deal, cost: CostOfUnits) -> Self:
         """Return this order with the rows of each step dealt to ranks by their cost.
@@ -531,7 +507,8 @@ class MixturePackOrder(PackOrder):
                     f"{source.get('plan')!r}, these of plan {plan.plans[name].digest!r}: give the "
                     "plan of the state, mm.Pack(plan={name: plan})"
                 )
-            differing = differing_keys(dataset_identity(source), corpora[name].identity())
+            of_dataset = SavedOrder.parse(source).dataset
+            differing = differing_keys(of_dataset, corpora[name].identity())
             if differing:
                 raise StateError(
                     f"the shards of source {name!r} are not those of the state, in "
@@ -557,8 +534,6 @@ class MixturePackOrder(PackOrder):
             for source in identity["sources"]
         ]
         return {**identity, "sources": sources, "plan": self.plan.digest}
-
-    binding = staticmethod(binding)
 
 
 def _planned(corpora: Mapping[str, Corpus], plan: MixturePlan) -> dict[str, Corpus]:

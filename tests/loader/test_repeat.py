@@ -94,7 +94,7 @@ def test_ranks_have_whole_groups_and_the_groups_of_a_plain_order(
     given = {"seed": 2, "drop_last": drop_last}
     plain = Order.from_counts(counts, global_batch_size=groups, **given)
     order = Order.from_corpus(
-        plain._corpus, global_batch_size=groups * repeat, repeat=repeat, **given
+        plain.corpus, global_batch_size=groups * repeat, repeat=repeat, **given
     )
     parts = [
         rows_of_rank(order.global_batch_size, World(rank, size), "balanced", order.repeat)
@@ -105,7 +105,7 @@ def test_ranks_have_whole_groups_and_the_groups_of_a_plain_order(
         assert rows.tolist() == plain.refs(1, step).index.tolist()
     saved = json.loads(json.dumps(order.identity()))
     assert saved["global_batch_size"] == groups * repeat
-    assert Order.from_saved(saved, plain._corpus).identity() == order.identity()
+    assert Order.from_saved(saved, plain.corpus).identity() == order.identity()
 
 
 @pytest.mark.parametrize("size", [2, 3])

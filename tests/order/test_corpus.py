@@ -7,7 +7,7 @@ import pytest
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, Order
-from mmstream.order.corpus import content_of
+from mmstream.order.corpus import require_hashes
 
 
 def corpus(counts=(5, 0, 3), names=None, num_bytes=None, bad=(), sizes=None, checksums=None):
@@ -65,7 +65,7 @@ def test_a_checksum_of_the_corpus_needs_one_of_every_shard():
 @pytest.mark.parametrize("key", ["sizes", "sha256"])
 def test_what_is_no_hash_is_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} .* is not a hash"):
-        content_of({key: value})
+        require_hashes({key: value})
 
 
 def test_names_are_kept_apart_in_the_identity():
@@ -239,7 +239,7 @@ def test_another_corpus_or_bad_list_is_refused(counts, names, bad, message):
 def test_an_identity_without_one_of_its_keys_is_refused(missing):
     identity = saved()
     del identity[missing]
-    with pytest.raises(StateError, match=f"not an order's identity: KeyError: '{missing}'"):
+    with pytest.raises(StateError, match=f"KeyError: '{missing}'|{missing} was None"):
         Order.from_identity(identity, COUNTS, NAMES, BAD)
 
 
@@ -249,7 +249,7 @@ def test_an_identity_without_one_of_its_keys_is_refused(missing):
         ({"version": 2}, "order version 2, this mmstream has 1"),
         (
             {"num_shards": 3.5},
-            r"not an order's identity: ConfigError: num_shards 3\.5: needs an integer",
+            r"not an order's identity: num_shards 3\.5: needs an integer",
         ),
         ({"window": 0}, "not an order's identity: window 0"),
         ({"grid": [2, 4]}, r"not an order's identity: grid \(2, 4\)"),

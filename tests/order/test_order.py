@@ -270,7 +270,7 @@ def test_numpy_integers_count_as_the_integers_they_hold():
 @settings(max_examples=60)
 @given(orders(), st.integers(0, 3))
 def test_an_order_comes_back_from_its_identity(order, epoch):
-    again = Order.from_identity(json.loads(json.dumps(order.identity())), order._corpus.counts)
+    again = Order.from_identity(json.loads(json.dumps(order.identity())), order.corpus.counts)
     assert again.identity() == order.identity()
     steps, others = steps_of_epoch(again, epoch), steps_of_epoch(order, epoch)
     assert list(map(pairs, steps)) == list(map(pairs, others))

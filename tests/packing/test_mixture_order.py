@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus
+from mmstream.order.saved import SavedOrder
 from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan, unit_shares
 from mmstream.packing.planner import plan_of_lengths
@@ -265,7 +266,7 @@ def test_a_source_may_be_added_before_it_is_drawn_from() -> None:
     shares = {0: dict(zip(counts, [*old, 0], strict=True)), 500: dict.fromkeys(counts, 1)}
     order = MixturePackOrder.from_plans(
         plan, corpora_of(counts), shares, epoch_steps=40, global_batch_size=6, seed=3
-    ).with_unset_from(state["order"], 1, 2)
+    ).with_saved_defaults(SavedOrder.parse(state["order"], 1, 2))
     assert load_state(order, state) == (1, 2)
     assert packs_of_step(order, 1, 2) == packs_of_step(order_of(), 1, 2)
 

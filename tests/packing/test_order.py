@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, Order
+from mmstream.order.saved import SavedOrder
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import plan_of_lengths
@@ -201,11 +202,12 @@ def test_a_run_may_begin_to_pack_or_change_its_plan_where_an_epoch_begins() -> N
         load_state(order_of([100, 99]), make_state(order, 2, 0))
 
 
-def test_settings_that_nobody_gave_are_those_of_the_state() -> None:
+def test_settings_that_were_left_to_defaults_are_those_of_the_state() -> None:
     order = order_of([300, 300])
     state = saved(order_of([300, 300], window=7), 1, 2)
-    assert order.with_unset_from(state["order"], 1, 2).identity() == state["order"]
-    assert order.with_unset_from(state["order"], 1, 0) is order
+    midway, at_start = (SavedOrder.parse(state["order"], 1, step) for step in (2, 0))
+    assert order.with_saved_defaults(midway).identity() == state["order"]
+    assert order.with_saved_defaults(at_start) is order
 
 
 def test_an_old_order_is_rebuilt_after_groups_were_appended() -> None:

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window, cached
-from mmstream.order.mixture.recipe import Recipe, binding
+from mmstream.order.mixture.recipe import Recipe
 from mmstream.order.mixture.schedule import Schedule, lane_phases
 from mmstream.order.mixture.source import Source
 from mmstream.order.permute import random_words
+from mmstream.order.saved import SavedOrder
 from mmstream.order.settings import require
 from mmstream.types import IntArray
 
@@ -354,19 +355,16 @@ class MixtureOrder(SampleRows):
         """Return everything the order depends on, in plain JSON types. States contain it."""
         return self.recipe.identity() | {"epoch_steps": self.steps_per_epoch}
 
-    binding = staticmethod(binding)
-
-    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> MixtureOrder:
-        """Return this order with the settings that nobody gave taken from a saved identity.
+    def with_saved_defaults(self, saved: SavedOrder) -> MixtureOrder:
+        """Return this order with the settings that were left to defaults taken from a state.
 
         Sources have separate epochs, so that holds from the first step of a run on. Weights that
-        were set during the run are those of the state. See `Order.with_unset_from`.
+        were set during the run are those of the state. See `Order.with_saved_defaults`.
         """
-        run_step = epoch * int(identity["epoch_steps"]) + step
         recipe = self.recipe
-        if run_step and recipe.unset:
-            recipe = recipe.with_unset_from(identity)
-        recipe = recipe.with_live_of(identity)
+        if saved.has_begun and recipe.defaulted:
+            recipe = recipe.with_saved_defaults(saved)
+        recipe = recipe.with_live_of(saved)
         return self if recipe.identity() == self.recipe.identity() else MixtureOrder(recipe)
 
     def with_weights(self, run_step: int, weights: Mapping[str, float]) -> MixtureOrder:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from mmstream.errors import ConfigError, StateError
-from mmstream.order.corpus import Corpus, content_of, differing_keys
+from mmstream.errors import StateError
+from mmstream.order.corpus import Corpus, differing_keys, require_hashes
 from mmstream.order.mixture.schedule import MAX_PERIOD, live_shares, whole_shares
 from mmstream.order.mixture.source import SourceSettings
+from mmstream.order.saved import SavedOrder, making
 from mmstream.order.settings import (
     MAX_ROWS,
     SINGLE_SAMPLE,
@@ -25,9 +26,7 @@ from mmstream.order.settings import (
     integer,
     mixture_settings,
     positive,
-    positive_or_none,
     require,
-    reshuffle_of,
 )
 
 MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
@@ -72,8 +71,8 @@ class Recipe:
     """Those of the steps in `shares` whose shares were set during the run, rising."""
     reshuffle: Reshuffle = "global"
     """With "lanes", each lane has the same samples in every epoch of a large source."""
-    unset: tuple[str, ...] = ()
-    """Those of grid, window, interleave, chunk and reshuffle that nobody gave."""
+    defaulted: tuple[str, ...] = ()
+    """Those of grid, window, interleave, chunk and reshuffle that were left to defaults."""
 
     @classmethod
     def from_weights(
@@ -172,19 +171,19 @@ class Recipe:
             chosen.repeat,
             (),
             chosen.reshuffle,
-            chosen.unset,
+            chosen.defaulted,
         )
 
-    def with_unset_from(self, identity: Mapping[str, Any]) -> Recipe:
-        """Return this recipe with the settings that nobody gave taken from a saved identity.
+    def with_saved_defaults(self, saved: SavedOrder) -> Recipe:
+        """Return this recipe with the settings that were left to defaults taken from a state.
 
         Sources that the state does not know have their defaults beside the saved grid.
 
         Raises:
             ConfigError: impossible settings.
-            KeyError, TypeError or AttributeError: `identity` is malformed.
+            KeyError, TypeError or AttributeError: `saved` is malformed.
         """
-        saved_sources = {source["name"]: source for source in identity["sources"]}
+        saved_sources = {source["name"]: source for source in saved.keys["sources"]}
         recipe = Recipe.from_weights(
             self.corpora,
             {
@@ -195,23 +194,18 @@ class Recipe:
             global_batch_size=self.global_batch_size * self.repeat,
             repeat=self.repeat,
             seed=self.seed,
-            grid=identity["grid"] if "grid" in self.unset else self.grid,
-            interleave=identity["interleave"] if "interleave" in self.unset else self.interleave,
-            reshuffle=reshuffle_of(identity) if "reshuffle" in self.unset else self.reshuffle,
+            **{
+                name: saved.keys[name] if name in self.defaulted else getattr(self, name)
+                for name in ("grid", "interleave", "reshuffle")
+            },
             shuffle=self.shuffle,
         )
         settings = {}
-        for name, source in recipe.settings.items():
-            in_state = saved_sources.get(name, {})
-            window, chunk = in_state.get("window"), in_state.get("chunk")
-            if "window" not in self.unset:
-                window = self.settings[name].window
-            if "chunk" not in self.unset:
-                chunk = self.settings[name].chunk
-            settings[name] = SourceSettings(
-                positive_or_none("window", window) or source.window,
-                positive_or_none("chunk", chunk) or source.chunk,
-            )
+        for name, default in recipe.settings.items():
+            in_state, given = saved_sources.get(name, {}), asdict(self.settings[name])
+            chosen = {k: in_state.get(k) if k in self.defaulted else given[k] for k in given}
+            known = {k: positive(k, value) for k, value in chosen.items() if value is not None}
+            settings[name] = replace(default, **known)
         return replace(recipe, settings=settings)
 
     def with_weights(self, run_step: int, weights: Mapping[str, float]) -> Recipe:
@@ -231,9 +225,9 @@ class Recipe:
         shares = {step: of_step for step, of_step in self.shares.items() if step not in later}
         return replace(self, shares=shares, live=self.live[:num_live])
 
-    def with_live_of(self, identity: Mapping[str, Any]) -> Recipe:
-        """Return this recipe with the weights that were set during the run of a saved identity."""
-        lines = _live_shares_of(identity, list(self.corpora))
+    def with_live_of(self, saved: SavedOrder) -> Recipe:
+        """Return this recipe with the weights that were set during the run of a state."""
+        lines = _live_shares_of(saved.keys, list(self.corpora))
         if not lines:
             return self
         kept = {step: shares for step, shares in self.shares.items() if step < min(lines)}
@@ -252,7 +246,8 @@ class Recipe:
             StateError: `identity` is malformed or of another version, or a source of the state is
                 missing, has changed, or is in another place.
         """
-        try:
+        with making("a mixture's order"):
+            saved = SavedOrder.parse(identity)
             version = identity["version"]
             sources = identity["sources"]
             names = [source["name"] for source in sources]
@@ -262,52 +257,46 @@ class Recipe:
                 )
                 for source in sources
             }
-            contents = {source["name"]: content_of(source) for source in sources}
+            for source in sources:
+                require_hashes(source)
             shares = {
                 integer("step", change["step"]): _checked_shares(change["shares"], names)
                 for change in identity["weights"]
             }
-            epoch_steps = positive("epoch_steps", identity["epoch_steps"])
-            repeat = positive("repeat", identity.get("repeat", 1))
+            repeat = positive("repeat", saved.keys["repeat"])
             rows = positive("global_batch_size", identity["global_batch_size"], MAX_ROWS)
             require(rows % repeat == 0, f"global_batch_size {rows} with repeat {repeat}")
             rows //= repeat
-            grid = checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE, repeat)
-            seed = integer("seed", identity["seed"])
-            interleave = positive("interleave", identity["interleave"])
-            shuffle = bool(identity["shuffle"])
-            reshuffle = reshuffle_of(identity)
-            live = tuple(_live_shares_of(identity, names))
-            require(min(shares) == 0, "no weights at step 0")
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            reason = (
-                str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            recipe = cls(
+                corpora,
+                settings,
+                shares,
+                positive("epoch_steps", identity["epoch_steps"]),
+                rows,
+                integer("seed", identity["seed"]),
+                checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE, repeat),
+                positive("interleave", identity["interleave"]),
+                bool(identity["shuffle"]),
+                repeat,
+                tuple(_live_shares_of(identity, names)),
+                saved.reshuffle,
             )
-            raise StateError(f"not a mixture's order: {reason}") from None
-        known_version = MIXTURE_VERSIONS[reshuffle] + LIVE_VERSION * bool(live)
-        if version != known_version:
-            raise StateError(f"mixture version {version}, this mmstream has {known_version}")
+            require(min(shares) == 0, "no weights at step 0")
+        if version != recipe.version:
+            raise StateError(f"mixture version {version}, this mmstream has {recipe.version}")
         for source in sources:
-            _require_same_source(source, contents[source["name"]], corpora)
+            _require_same_source(source, corpora)
         if names != list(corpora)[: len(names)]:  # shards are numbered in this order
             raise StateError(
                 f"the state's sources are {names}, and here {list(corpora)}: put them in the "
                 "state's order, new ones at the end"
             )
-        return cls(
-            {name: corpora[name] for name in names},
-            settings,
-            shares,
-            epoch_steps,
-            rows,
-            seed,
-            grid,
-            interleave,
-            shuffle,
-            repeat,
-            live,
-            reshuffle,
-        )
+        return replace(recipe, corpora={name: corpora[name] for name in names})
+
+    @property
+    def version(self) -> int:
+        """The version of the rules of its order."""
+        return MIXTURE_VERSIONS[self.reshuffle] + LIVE_VERSION * bool(self.live)
 
     def identity(self) -> dict[str, Any]:
         """Return the recipe in plain JSON types: part of a saved state."""
@@ -331,7 +320,7 @@ class Recipe:
             for step, shares in self.shares.items()
         ]
         return {
-            "version": MIXTURE_VERSIONS[self.reshuffle] + LIVE_VERSION * bool(self.live),
+            "version": self.version,
             "sources": sources,
             "weights": weights,
             "epoch_steps": self.epoch_steps,
@@ -394,41 +383,11 @@ def _checked_shares(share_of_source: Mapping[str, Any], names: Sequence[str]) ->
     return shares
 
 
-def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
-    """Return the part of an identity that must be unchanged at a resume at (epoch, step).
-
-    That is everything that the steps before it depended on. Weights that begin later may change.
-    Sources that no step has drawn from may be added or removed. Before the first step of a run,
-    only the seed must be the same. Compare it by `corpus.differing_keys`.
-
-    Raises:
-        KeyError, TypeError or ValueError: `identity` is malformed.
-    """
-    for source in identity["sources"]:
-        content_of(source)
-    bound: dict[str, Any] = {"seed": identity["seed"]}
-    run_step = epoch * int(identity["epoch_steps"]) + step
-    if not run_step:
-        return bound
-    begun = [change for change in identity["weights"] if change["step"] < run_step]
-    drawn_names = {name for change in begun for name in change["shares"]}
-    drawn_sources = [source for source in identity["sources"] if source["name"] in drawn_names]
-    bound |= {k: value for k, value in identity.items() if k not in ("sources", "weights")}
-    bound["sources"] = [source["name"] for source in drawn_sources]
-    for source in drawn_sources:
-        bound |= {f"source {source['name']} {k}": value for k, value in source.items()}
-    bound |= {f"weights from step {change['step']}": change["shares"] for change in begun}
-    return bound
-
-
-def _require_same_source(
-    source: Mapping[str, Any], content: Mapping[str, Any], corpora: Mapping[str, Corpus]
-) -> None:
+def _require_same_source(source: Mapping[str, Any], corpora: Mapping[str, Corpus]) -> None:
     """Refuse a source of a saved state that is absent now, or has other shards.
 
     Args:
         source: an entry of ``state["order"]["sources"]``.
-        content: its sizes and checksums, as `content_of` reads them.
         corpora: the present sources, by name.
 
     Raises:
@@ -438,7 +397,7 @@ def _require_same_source(
     if name not in corpora:
         raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
     current = corpora[name].identity()
-    saved = {key: source.get(key) for key in (*current, "selection")} | dict(content)
+    saved = {key: source.get(key) for key in (*current, "selection")}
     differing = differing_keys(saved, current)
     if differing:
         was, now = ({key: side.get(key) for key in differing} for side in (saved, current))

@@ -16,6 +16,7 @@ from mmstream.order import Corpus
 from mmstream.order.mixture.order import MixtureOrder
 from mmstream.order.mixture.recipe import MAX_LIVE_CHANGES, Recipe
 from mmstream.order.mixture.schedule import live_shares
+from mmstream.order.saved import SavedOrder
 
 EPOCH_STEPS = 10
 
@@ -73,7 +74,7 @@ def test_changes_leave_the_steps_before_them_and_each_sample_comes_once(case):
         assert sum(1 for source, _, _ in seen if source == number) == counts.sum()
     saved = json.loads(json.dumps(order.identity()))
     again = MixtureOrder(Recipe.from_identity(saved, corpora))
-    resumed = orders[0].with_unset_from(saved, 0, 1)
+    resumed = orders[0].with_saved_defaults(SavedOrder.parse(saved, 0, 1))
     for run_step, refs in enumerate(steps):
         assert of_step(again, run_step) == of_step(resumed, run_step) == refs
     assert again.identity() == resumed.identity() == order.identity()

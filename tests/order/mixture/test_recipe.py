@@ -8,8 +8,8 @@ import pytest
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, MixtureOrder, Recipe
-from mmstream.order.mixture.recipe import binding
 from mmstream.order.mixture.source import SourceSettings
+from mmstream.order.saved import SavedOrder
 from tests.helpers.orders import COUNTS, mixture_order, pairs, recipe
 
 
@@ -244,7 +244,11 @@ def test_a_damaged_identity_is_refused(change, message):
 
 def test_weights_and_sources_that_begin_later_do_not_bind():
     identity = saved(weights=(1, 0, 3), changes={50: (1, 1, 1), 90: (0, 0, 1)})
-    bound = binding(identity, 1, 10)  # step 50 of the run: the second weights begin now
+
+    def binding(epoch, step):
+        return SavedOrder.parse(identity, epoch, step).binding()
+
+    bound = binding(1, 10)  # step 50 of the run: the second weights begin now
     expected = {
         "sources": ["a", "c"],
         "weights from step 0": {"a": 1, "c": 3},
@@ -255,7 +259,7 @@ def test_weights_and_sources_that_begin_later_do_not_bind():
     assert {key: bound[key] for key in expected} == expected
     assert [key for key in bound if key.startswith("weights")] == ["weights from step 0"]
     assert not any(key.startswith("source b") for key in bound)
-    assert binding(identity, 1, 11)["sources"] == ["a", "b", "c"]
-    assert "weights from step 50" in binding(identity, 1, 11)
-    assert "weights from step 90" in binding(identity, 2, 11)
-    assert binding(identity, 1, 0) == binding(identity, 0, 1) == bound
+    assert binding(1, 11)["sources"] == ["a", "b", "c"]
+    assert "weights from step 50" in binding(1, 11)
+    assert "weights from step 90" in binding(2, 11)
+    assert binding(1, 0) == binding(0, 1) == bound
