@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -54,7 +55,7 @@ from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMS
 from mmstream.pipeline import Pipeline
 from mmstream.processes.run import run_in_processes
 from mmstream.settings import NonNegativeInt, PositiveInt, checked, shown
-from mmstream.storage import RemoteStore, Store, open_store
+from mmstream.storage import RemoteStore, Store, open_store, require_shared
 from mmstream.storage.local import remove_temporaries
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
@@ -205,8 +206,7 @@ def bake_into(baker: Baker, dest: str, num_workers: int, progress: bool) -> Bake
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     store = open_destination(dest, baker.dataset)
-    if store.url.startswith("memory://") and num_workers > 1:
-        raise ConfigError(f"{store.url}: only this process has its memory://; use num_workers=1")
+    require_shared([baker.dataset.store.url, store.url], num_workers)
     settings = settings_of(
         baker.pipeline,
         baker.batch_function,
@@ -256,7 +256,7 @@ def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardR
     with tqdm(total=int(counts.sum()), unit=" samples", desc="bake", disable=disable) as bar:
         for shard, report in jobs:
             reports[shard] = report
-            num_bad += report.num_bad - report.num_left_out
+            num_bad += report.num_bad - report.num_left_out - _num_listed(job.baker.dataset, shard)
             num_samples += report.info.num_samples
             _check_limit(job.baker.pipeline, num_bad, num_samples, reports.values())
             bar.update(report.info.num_samples)
@@ -270,6 +270,12 @@ def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardR
     return ordered
 
 
+def _num_listed(dataset: Dataset, shard: int) -> int:
+    """Return how many samples of a shard no epoch has: duplicates, taken down, known to be bad."""
+    listed = dataset.bad[dataset.bad[:, 0] == shard, 1]
+    return int(np.isin(dataset.indexes_of(shard), listed).sum())
+
+
 def _check_limit(
     pipeline: Pipeline, num_bad: int, num_samples: int, reports: Iterable[ShardReport]
 ) -> None:
@@ -277,7 +283,7 @@ def _check_limit(
 
     Args:
         pipeline: What is baked.
-        num_bad: Bad samples so far, those that a filter left out not counted.
+        num_bad: Bad samples so far, without those that a filter or the bad list leaves out.
         num_samples: Samples so far.
         reports: Of these samples. One of them says why.
     """

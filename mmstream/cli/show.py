@@ -150,7 +150,10 @@ def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:
         choices = [_Choice(data.ref_of(line), line) for line in selection["lines"]]
     elif selection["quarantine"] is not None:
         text = Path(selection["quarantine"]).read_text("utf-8", "replace")
-        lines = text.split("\n")[:-1]  # what follows the last line end was cut off by a kill
+        *lines, last = text.split("\n")
+        if not last.startswith("{"):  # else it is half a record, which a kill cut off
+            lines.append(last)
+        lines = [line for line in lines if line.strip()]
         choices = [_Choice(data.ref_of(line), _reason(line)) for line in lines]
         of_file = f" of {escaped(selection['quarantine'])}"
     elif selection["bad"]:

@@ -541,7 +541,10 @@ class Duplicates:
         Returns:
             {name of the dataset: int64 [n, 2] (shard, index), sorted}
         """
-        samples = np.unique(np.concatenate([np.zeros(0, np.int64), *map(self._whole, kinds)]))
+        whole = {kind: self._whole(kind) for kind in kinds}
+        samples = np.unique(np.concatenate([np.zeros(0, np.int64), *whole.values()]))
+        if sum(part.size > 0 for part in whole.values()) > 1:
+            samples = self._without_lost(samples, whole)
         shards, indexes = self.corpus.refs_of(samples)
         names = self.corpus.shards
         refs: dict[str, list[tuple[int, int]]] = {name: [] for name in self.corpus.datasets}
@@ -583,6 +586,35 @@ class Duplicates:
                     again_field=_field(names[again], again_position),
                 )
             yield pair
+
+    def _without_lost(self, samples: IntArray, whole: Mapping[str, IntArray]) -> IntArray:
+        """Return the samples whose content stays in another one, where several kinds are joined.
+
+        For example, B has the text of A, and C the picture of B. Where B is dropped, C stays.
+
+        Args:
+            samples: int64 [n], those that are duplicates of some kind, sorted.
+            whole: By kind, which of them are.
+        """
+        members = {kind: set(part.tolist()) for kind, part in whole.items()}
+        groups: dict[int, list[tuple[str, int, int]]] = {}  # of each sample: kind, first, position
+        for kind in whole:
+            numbers = self.by_kind[kind]
+            columns = (numbers.first, numbers.again, numbers.first_position)
+            for first, again, position in zip(*(c.tolist() for c in columns), strict=True):
+                groups.setdefault(again, []).append((kind, first, position))
+        holders: dict[tuple[str, int, int], int] = {}
+        dropped = set[int]()
+        for sample in samples.tolist():
+            held = {group: holders.get(group, group[1]) not in dropped for group in groups[sample]}
+            if any(
+                sample in members[kind] and all(held[group] for group in held if group[0] == kind)
+                for kind in whole
+            ):
+                dropped.add(sample)
+                continue
+            holders |= {group: sample for group, is_held in held.items() if not is_held}
+        return np.array(sorted(dropped), dtype=np.int64)
 
     def _whole(self, kind: str) -> IntArray:
         again = self.by_kind[kind].again

@@ -35,7 +35,7 @@ from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.processes.machine import num_cores
 from mmstream.processes.run import run_in_processes
-from mmstream.storage import is_remote, open_store
+from mmstream.storage import is_remote, open_store, require_shared
 
 EngineName: TypeAlias = Literal["processes", "ray"]
 
@@ -45,8 +45,7 @@ Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardRepo
 
 def require_engine(name: str, num_workers: int | None, dest: str) -> None:
     """Raise a ConfigError where an engine cannot write to a destination."""
-    if dest.startswith("memory://") and (name == "ray" or (num_workers or 0) > 1):
-        raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
+    require_shared([dest], 2 if name == "ray" else num_workers or 0)
 
 
 def engine_of(name: str, num_workers: int | None) -> Engine:

@@ -60,7 +60,7 @@ from mmstream.settings import (
     arguments_gone,
     checked,
 )
-from mmstream.storage import Store, open_store
+from mmstream.storage import Store, open_store, require_shared
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members
@@ -110,6 +110,9 @@ def reshard(
     Those on the bad list are left out. With `buckets`, a shard has samples of one bucket, so that
     steps of a bucket are read in long ranges. A warning counts the samples that are in none, which
     are not written.
+
+    Samples of a union of folders get the number of their folder before their key, such as
+    ``2-000017``: folders may have the same keys.
 
     A call that was killed goes on where it was, when it is made again.
 
@@ -177,6 +180,7 @@ def reshard(
     if buckets is not None:
         recipe["buckets"] = group_units.tolist()
     store = open_store(dest)
+    require_shared([dataset.store.url, store.url], num_workers)
     name = (plan or "").rstrip("/").rpartition("/")[2].removeprefix(PLAN_PREFIX)
     bounds, group_stops = _shard_bounds(counts, group_units, per_shard)
     with write_lock(store, "reshard") as lock:
@@ -231,13 +235,16 @@ def _order(
         int64 [num_members], positions in the dataset of the samples of all packs; int64
         [num_units], samples of each pack; int64 [num_groups], packs of each group.
     """
-    if seed is None:
-        counts = np.diff(np.append(plan.unit_rows[:, 0], plan.members.size))
-        return np.array(plan.members), counts, plan.counts
-    shuffled = permutation(measure.num_samples, seed, "reshard")
     bad = np.zeros(measure.num_samples, dtype=bool)
     starts = np.cumsum(measure.counts) - measure.counts
     bad[starts[dataset.bad[:, 0]] + dataset.bad[:, 1]] = True
+    if seed is None:
+        is_good = ~bad[plan.members]
+        counts = np.add.reduceat(is_good, plan.unit_rows[:, 0], dtype=np.int64)
+        group_of_unit = np.repeat(np.arange(plan.counts.size), plan.counts)
+        group_units = np.bincount(group_of_unit[counts > 0], minlength=plan.counts.size)
+        return plan.members[is_good], counts[counts > 0], group_units
+    shuffled = permutation(measure.num_samples, seed, "reshard")
     columns = {name: column[shuffled] for name, column in measure.columns.items()}
     columns["num_tokens"] = np.where(bad[shuffled], -1, columns["num_tokens"])
     sizes = np.diff([*range(0, measure.num_samples, per_shard), measure.num_samples])
@@ -386,6 +393,10 @@ def _samples(job: _Job) -> Iterator[bytes]:
         refs = [(int(shards[i]), int(indexes[i])) for i in np.flatnonzero(batches == batch)]
         for ref, data in zip(refs, job.dataset.shards.read_bytes(refs), strict=True):
             sample = job.dataset.shards.parse(data, *ref)
+            if job.dataset.folders:
+                own, _ = job.dataset.own(ref[0])
+                sample["__key__"] = f"{job.dataset.folders.index(own) + 1}-{sample['__key__']}"
+                data = _written(sample)
             key = sample["__key__"]
             if key == last_key:  # readers of tars would take the two for one sample
                 raise ShardError(
@@ -401,6 +412,11 @@ def _bytes_alone(sample: Sample, data: bytes) -> bytes:
     members = list(iter_members(lambda start, stop: data[start:stop], len(data)))
     if members[-1].end == len(data) and all(member.link is None for member in members):
         return data
+    return _written(sample)
+
+
+def _written(sample: Sample) -> bytes:
+    """Return the members of a sample, written anew."""
     file = io.BytesIO()
     fields = {name: value for name, value in sample.items() if name[:2] != "__"}
     TarWriter(file).add(sample["__key__"], fields)

@@ -59,7 +59,7 @@ from mmstream.processes.machine import num_cores
 from mmstream.processes.run import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.settings import NonEmptyStr, NonNegativeInt, PositiveInt, checked
-from mmstream.storage import Store, open_store
+from mmstream.storage import Store, open_store, require_shared
 from mmstream.types import SampleRef
 
 logger = logging.getLogger(__name__)
@@ -355,6 +355,7 @@ def _measure_shards(
     if num_workers is None:
         is_little = num_samples < MAX_SERIAL_SAMPLES and num_bytes < MAX_SERIAL_BYTES
         num_workers = 1 if is_little else num_cores()
+    require_shared([counter.dataset.store.url, store.url], num_workers)
     num_workers = min(num_workers, len(shards))
     logger.info(
         "%s: %s samples to measure, of %s MB, with %d processes",

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
+from mmstream.dataset.source import (
+    ShardSource,
+    load_indexes,
+    numbered_datasets,
+    read_sample,
+    refs_of,
+)
 from mmstream.display.contents import messages_of, row_json, spread, text_of
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
 from mmstream.media.fields import (
@@ -157,7 +163,7 @@ def statistics(
     decoded, so damage behind their headers is not noticed; ``mmstream verify --decode`` finds it.
 
     Args:
-        dataset: A Dataset or a Mixture, local or remote.
+        dataset: A Dataset or a Mixture, local or remote. What was taken down is left out.
         num_samples: Samples to read; all, if the dataset has fewer.
         seed: Draws the samples.
         text: Also counts the tokens of each sample, and those that are learned. A medium counts
@@ -181,7 +187,12 @@ def statistics(
     for kind in sorted(getattr(text, "needs_shapes", ())):
         raise ConfigError(f"statistics: {kind}_length is a function; give a TextDecoder without it")
     positions = np.array(spread(len(dataset), num_samples, seed), dtype=np.int64)
-    refs = refs_of(dataset, positions)
+    taken_down = {
+        (first_shard + shard, index)
+        for first_shard, own in numbered_datasets(dataset)
+        for shard, index in own.removed
+    }
+    refs = [ref for ref in refs_of(dataset, positions) if ref not in taken_down]
     load_indexes(dataset, [shard for shard, _ in refs])
     values: dict[str, list[float]] = {}
     classes, fields = Counter[str](), Counter[str]()

@@ -30,6 +30,7 @@ Credentials and endpoints come from the environment (``AWS_ACCESS_KEY_ID``, ``AW
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from mmstream.errors import ConfigError
@@ -78,6 +79,13 @@ __all__ = [
     "require_known",
     "split_url",
 ]
+
+
+def require_shared(urls: Iterable[str], num_workers: int) -> None:
+    """Raise a ConfigError where worker processes would need the memory of this one."""
+    for url in urls:
+        if url.startswith("memory://") and num_workers > 1:
+            raise ConfigError(f"{url}: only this process has its memory://; use num_workers=1")
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:

@@ -250,15 +250,15 @@ class Prometheus:
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the numbers of a line of metrics, which has its ``rank``; without one it is 0."""
-        self._numbers |= numbers_of({**metrics, "num_steps": step})
+        new = tuple(f"{name}/" for name, value in metrics.items() if isinstance(value, Mapping))
+        kept = {name: value for name, value in self._numbers.items() if not name.startswith(new)}
+        self._numbers = kept | numbers_of({**metrics, "num_steps": step})
         rank = metrics.get("rank", 0)
-        lines, typed = [], set[str]()
+        lines_of: dict[str, list[str]] = {}
         for name, value in self._numbers.items():
             metric, _, label = name.partition("/")
             metric = "mmstream_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
-            if metric not in typed:
-                lines.append(f"# TYPE {metric} gauge\n")
-                typed.add(metric)
+            lines = lines_of.setdefault(metric, [f"# TYPE {metric} gauge\n"])
             labels = f'rank="{rank}"'
             if label:
                 escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -267,7 +267,8 @@ class Prometheus:
         path = self._folder / f"mmstream-rank{rank}.prom"
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(lines), encoding="utf-8")
+        text = "".join(line for lines in lines_of.values() for line in lines)
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
 
     def on_validation(self, step: int, metrics: Mapping[str, Any]) -> None:

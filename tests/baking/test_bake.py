@@ -405,6 +405,14 @@ def test_another_pipeline_or_folder_is_refused_by_its_first_difference(
             mm.bake(other, dest, progress=False)
 
 
+def test_samples_that_no_epoch_has_do_not_count_as_bad(tmp_path: Path) -> None:
+    strict = mm.BadSamplePolicy(max_fraction=0.01, min_samples=10, quarantine=None)
+    url = write_corpus(tmp_path / "corpus", [20, 20], captioned)
+    write_bad(mm.open_dataset(url), [(0, 3)], duplicates=np.array([[0, 5], [1, 7], [1, 8]]))
+    source = pipeline(mm.open_dataset(url), captions(), bad_samples=strict)
+    assert mm.bake(source, tmp_path / "baked", progress=False).num_samples == 40
+
+
 def test_code_that_changed_in_mid_bake_is_named_with_what_to_do(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def test_what_replay_prints_of_a_step_is_shown(mmstream, printed, corpus, tmp_pa
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8, seed=3)
     (tmp_path / "state.json").write_text(json.dumps(mm.Loader(pipeline).state_dict()))
     out = printed("replay", corpus, "--state", tmp_path / "state.json", "--step", 2)
-    (tmp_path / "step.txt").write_text(out)
+    (tmp_path / "step.txt").write_text("\n" + out.strip())
     _, shown, _ = mmstream("show", corpus, "--quarantine", tmp_path / "step.txt")
     assert addresses(shown) == re.findall(r"\S+\[\d+\]", out)
     assert len(addresses(shown)) == 8
@@ -232,7 +232,7 @@ def test_a_page_of_hostile_samples_has_no_tag_or_address_of_theirs(mmstream, evi
     assert set(page.tags) <= {*own.split(), "details", "summary"}
     assert page.tags.count("style") == 1
     names = "lang charset http-equiv content name style class alt title width height src controls"
-    assert {name for _, name, _ in page.attributes} <= {*names.split(), "preload"}
+    assert {name for _, name, _ in page.attributes} <= {*names.split(), "preload", "aria-label"}
     for _, name, value in page.attributes:
         if name == "src":
             assert re.match(r"data:(image/(jpeg|png)|audio/wav|video/mp4);base64,[\w+/=]+$", value)

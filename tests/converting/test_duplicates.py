@@ -142,6 +142,19 @@ def test_captions_of_one_row_are_no_duplicates_of_each_other(tmp_path):
     assert report.num_pairs == {"media": 1, "text": 0, "pair": 0, "near": 1}
 
 
+def test_no_content_is_lost_where_kinds_are_joined(tmp_path):
+    for i in range(2):
+        (tmp_path / f"{i}.jpg").write_bytes(PHOTOS[i].read_bytes())
+    rows = [
+        {"image": f"{picture}.jpg", "text": text}
+        for picture, text in [(0, "a"), (1, "a"), (1, "b"), (1, "b"), (0, "c"), (1, "a")]
+    ]
+    run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out")
+    report = mm.find_duplicates(mm.open_dataset(tmp_path / "out"), progress=False)
+    assert [index for _, index in report.refs(["media", "text"])[""].tolist()] == [1, 3, 4, 5]
+    assert [index for _, index in report.refs(["text"])[""].tolist()] == [1, 3, 5]
+
+
 def test_a_sample_with_a_new_picture_stays(tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.jpg").write_bytes(PHOTOS[i].read_bytes())

@@ -10,6 +10,7 @@ import pytest
 import mmstream as mm
 from mmstream.converting import reshard as module
 from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.removed import take_down
 from mmstream.packing.measure_file import (
     Measure,
     measure_folder,
@@ -147,12 +148,38 @@ def test_a_finished_call_is_not_made_again(corpus: Path, tmp_path: Path) -> None
         mm.reshard(corpus, dest, plan="64", shuffle_seed=1)
 
 
-def test_samples_on_the_bad_list_stay_behind(corpus: Path, tmp_path: Path) -> None:
-    source = mm.open_dataset(corpus)
-    key = source.read(1, 3)["__key__"]
-    write_bad(source, [[1, 3]])
-    mm.reshard(corpus, tmp_path / "packs", plan="64")
-    assert key not in contents(mm.open_dataset(tmp_path / "packs"))
+@pytest.mark.parametrize("seed", [0, None])
+def test_bad_samples_and_those_taken_down_stay_behind(
+    corpus: Path, tmp_path: Path, seed: int | None
+) -> None:
+    source, plan = mm.open_dataset(corpus), open_plan(str(corpus / "mmstream.plan.64"))
+    units = plan.units(np.arange(3))
+    refs = list(zip(units.shard.tolist(), units.index.tolist(), strict=True))
+    keys = {source.read(*ref)["__key__"] for ref in refs}
+    write_bad(source, refs[:1])
+    take_down(source, refs[1:], "request 17")
+    packs = mm.reshard(corpus, tmp_path / "packs", plan="64", shuffle_seed=seed)
+    written = contents(mm.open_dataset(tmp_path / "packs"))
+    assert keys.isdisjoint(written)
+    assert packs.members.tolist() == list(range(len(written)))
+    if seed is None:
+        assert len(written) == plan.members.size - len(refs)
+        assert packs.num_units == plan.num_units - 3
+
+
+def test_folders_of_a_union_may_have_the_same_keys(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        mm.convert([{"text": name}], tmp_path / name, progress=False)
+    union = mm.open_dataset([tmp_path / "a", tmp_path / "b"])
+    mm.reshard(union, tmp_path / "new", progress=False)
+    dataset = mm.open_dataset(tmp_path / "new")
+    texts = {sample["__key__"]: sample["txt"] for sample in (dataset[0], dataset[1])}
+    assert texts == {"1-000000001": b"a", "2-000000001": b"b"}
+
+
+def test_other_processes_do_not_have_the_memory_of_this_one(corpus: Path) -> None:
+    with pytest.raises(mm.ConfigError, match="only this process has its memory://"):
+        mm.reshard(corpus, "memory://reshard", num_workers=2)
 
 
 def test_the_argument_that_is_gone_says_what_to_do(corpus: Path, tmp_path: Path) -> None:

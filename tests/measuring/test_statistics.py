@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 import mmstream as mm
+from mmstream.dataset.removed import take_down
 from mmstream.decoding.sample import WholeText
 from mmstream.display.statistics import statistics_lines
 from mmstream.measuring.statistics import Statistics
@@ -201,6 +202,13 @@ def test_bad_samples_are_counted_and_never_stop_it(tmp_path):
         "shard-000000.tar[8] 000008.png",
         "shard-000001.tar",
     ]
+
+
+def test_what_was_taken_down_is_not_measured(tmp_path):
+    url = write_corpus(tmp_path, [9])
+    take_down(mm.open_dataset(url), [(0, 4)], "request 17")
+    stats = mm.statistics(mm.open_dataset(url))
+    assert (stats.num_samples, stats.num_measured, stats.num_bad) == (9, 8, 0)
 
 
 def test_a_text_that_no_tokenizer_takes_is_a_bad_sample(tmp_path):

@@ -257,10 +257,15 @@ def test_prometheus_gets_the_numbers_of_each_rank(tmp_path: Path) -> None:
     hook = Prometheus(tmp_path)
     hook.on_step(1, {"rank": 1, "sources": {'a "b"\n': 3}, "loss": float("nan"), "key": "text"})
     hook.on_validation(2, {"rank": 1, "loss": 0.5})
+    hook.on_step(3, {"rank": 1, "sources": {'a "b"\n': 3}, "bad": {"DecodeError": 1}})
+    hook.on_step(4, {"rank": 1, "sources": {'a "b"\n': 3}, "bad": {"TimeoutError": 1}})
     numbers = prometheus_numbers(tmp_path / "mmstream-rank1.prom")
     assert numbers['mmstream_sources{rank="1",name="a \\"b\\"\\n"}'] == 3
     assert numbers['mmstream_validation{rank="1",name="loss"}'] == 0.5
     assert math.isnan(numbers['mmstream_loss{rank="1"}'])
+    assert [name for name in numbers if "_bad" in name] == [
+        'mmstream_bad{rank="1",name="TimeoutError"}'
+    ]
     assert not list(tmp_path.glob("*.tmp"))
 
 
