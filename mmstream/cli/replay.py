@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from mmstream.cli.select import OPTIONS, choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -72,6 +73,7 @@ MAX_STATE_BYTES = 64 << 20
     help="Instead, compare training logs with the plan: the folder of the metrics of a run with "
     "--log-keys, or a metrics file. May be repeated.",
 )
+@choosing()
 @allow_foreign_urls
 def replay(
     url: str,
@@ -82,7 +84,7 @@ def replay(
     as_json: bool,
     keys: bool,
     allow_foreign_urls: bool,
-    **rank_options: Any,
+    **options: Any,
 ) -> None:
     """Print the planned samples of a step: epoch, step, row, shard[index].
 
@@ -95,20 +97,22 @@ def replay(
     """
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture import open_data
+    from mmstream.dataset.select import chosen
 
-    if logs and (keys or any(value is not None for value in rank_options.values())):
+    choice = {name: options.pop(name) for name in OPTIONS}
+    if logs and (keys or any(value is not None for value in options.values())):
         raise click.UsageError(
             "--check compares all ranks and no keys: leave out --keys and the options of ranks"
         )
     chosen_steps = None if steps is None else _parse_steps(steps)
     state = parse_state(sys.stdin.read(), "-") if state_file == "-" else read_state(state_file)
-    dataset = open_data(url, allow_foreign_urls=allow_foreign_urls)
+    dataset = chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
     order, state_epoch, state_step = order_of_state(state, dataset, plan_beside(dataset, state))
     if logs:
         _check(dataset, order, logs, epoch, chosen_steps, as_json)
         return
     first, stop = chosen_steps or (state_step, state_step + 1)
-    rows = _rows(order, **rank_options)
+    rows = _rows(order, **options)
     step_range = range(first, order.steps_per_epoch if stop is None else stop)
     if epoch is None and state_epoch and not state_step:
         say(

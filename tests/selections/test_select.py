@@ -568,13 +568,24 @@ def test_a_mixture_file_has_no_such_options(corpus: str, mmstream: Command, tmp_
     assert mmstream("info", file)[0] == 0
 
 
+def test_replay_plans_what_a_run_has_chosen(corpus: str, tmp_path: Path, mmstream: Command) -> None:
+    view = mm.open_dataset(corpus).where(ZH)
+    loader = mm.Loader(mm.Pipeline(view, global_batch_size=2))
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    rc, out, _ = mmstream("replay", corpus, "--state", state, "--where", ZH, "--keys", "--json")
+    assert rc == 0
+    keys = [json.loads(line)["key"] for line in out.splitlines()]
+    assert keys == next(iter(loader))["__key__"]
+
+
 def test_few_options_choose_and_commands_have_not_too_many() -> None:
     options = {"--select", "--keys-file", "--where", "--sample", "--limit"}
 
     def options_of(name: str) -> list[str]:
         return [param.opts[0] for param in cli.commands[name].params if param.opts[0][0] == "-"]
 
-    for name in ("train", "info", "bake", "bench", "reshard", "select"):
+    for name in ("train", "info", "bake", "bench", "reshard", "select", "replay"):
         assert options <= {*options_of(name)}
     assert options & {*options_of("show")} == {"--select", "--where"}
     assert len(options_of("train")) <= 31
