@@ -171,9 +171,9 @@ class Chat:
         weights = answer_weights(messages)
         messages = [self._adapt(message) for message in messages]
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if holds_mark(messages) or holds_mark(tools):
-            raise DecodeError("a message or a tool holds the character U+FDD0: remove it")
         try:
+            if holds_mark(messages) or holds_mark(tools):
+                raise DecodeError("a message or a tool holds the character U+FDD0: remove it")
             marked = self._render(messages, tools)
             if self.marks_turns:
                 owners = [number for number, _ in marked.generated]
