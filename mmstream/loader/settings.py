@@ -85,8 +85,6 @@ def rank_settings(
     if pipeline.decode is not None:
         settings["decoders by field"] = dict(pipeline.decode.fields or {})
         settings["same_geometry"] = list(pipeline.decode.same_geometry)
-        settings["max_json_bytes"] = pipeline.decode.max_json_bytes
-        settings["min_lazy_bytes"] = pipeline.decode.min_lazy_bytes
         if pipeline.decode.table.pictures:
             packages += IMAGE_PACKAGES
     settings["image decoder"] = None if image is None else type(image)
@@ -97,6 +95,9 @@ def rank_settings(
     if isinstance(text, TextDecoder):
         settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
         packages += TEXT_PACKAGES
+    if pipeline.decode is not None:
+        settings["max_json_bytes"] = pipeline.decode.max_json_bytes
+        settings["min_lazy_bytes"] = pipeline.decode.min_lazy_bytes
     if pipeline.decode is not None and pipeline.decode.table.media:
         media, media_packages = _media_settings(pipeline.decode)
         settings |= media

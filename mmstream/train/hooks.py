@@ -233,9 +233,10 @@ class Prometheus:
         folder: local folder of the file.
 
     Examples:
+        >>> from pathlib import Path
         >>> from mmstream.train import Prometheus
         >>> Prometheus(".").on_step(1, {"loss": 0.5, "bad": {"DecodeError": 3}})
-        >>> print(open("mmstream-rank0.prom").read(), end="")
+        >>> print(Path("mmstream-rank0.prom").read_text(), end="")
         # TYPE mmstream_loss gauge
         mmstream_loss{rank="0"} 0.5
         # TYPE mmstream_bad gauge

@@ -250,5 +250,5 @@ def test_aliases_are_the_same_family() -> None:
     of = mm.families.of
     for alias in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         assert of(alias) is of("qwen3_vl")
-    with pytest.raises(mm.ConfigError, match="'glm4v' is not one of"):
-        of("glm4v")  # its processor is another one
+    with pytest.raises(mm.ConfigError, match="'minicpmv4_6' is not one of"):
+        of("minicpmv4_6")  # its processor is another one
