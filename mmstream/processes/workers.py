@@ -113,8 +113,17 @@ def end_fork_server() -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + END_S
-        while process_state(pid)[0] not in ("", "Z") and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with suppress(ChildProcessError):
+            while not _is_waitable(pid) and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+def _is_waitable(pid: int) -> bool:
+    """Tell whether a child has ended with all its threads. Its exit status stays for others.
+
+    A process whose first thread has ended is a zombie in ``/proc``, but others may still end.
+    """
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 @contextmanager
