@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE_STATEMENTS = 39_500
-TEST_STATEMENTS = 40_700
+PACKAGE_STATEMENTS = 40_100
+TEST_STATEMENTS = 41_400
 
 OPTIONS = """
 import click
