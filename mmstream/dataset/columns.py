@@ -339,6 +339,17 @@ def _typed(values: list[Any], name: str) -> pa.Array:
 _TYPES = {str: "text", int: "a number", float: "a number", bool: "true or false"}
 
 
+def without_point(value: Any) -> Any:
+    """Return a whole number of 64 bits as an int: one table has 3 where another one has 3.0.
+
+    Examples:
+        >>> [without_point(value) for value in (3, 3.0, 2.5, "3.0", None)]
+        [3, 3, 2.5, '3.0', None]
+    """
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1 << 63
+    return int(value) if is_whole else value
+
+
 def _require_known(dataset: Any, name: str) -> None:
     """Raise a ConfigError for a name that no column has, as far as some shards tell."""
     names = sorted(column_names(dataset), key=lambda known: not known.startswith("json."))

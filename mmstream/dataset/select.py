@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mmstream.dataset.columns import read_columns, read_media
+from mmstream.dataset.columns import read_columns, read_media, without_point
 from mmstream.dataset.condition import Condition
 from mmstream.dataset.keys import keys_of_shard
 from mmstream.dataset.manifest import IndexPart, name_fault, read_sealed_as, seal
@@ -339,9 +339,7 @@ def draws_by(
     """
     values = _of_shards(dataset, lambda shard: read_columns(dataset, shard, [by])[by], True)
     for draws, column in zip(own_draws, values, strict=True):
-        for index, value in enumerate(column.to_pylist()):
-            if isinstance(value, float) and value.is_integer():
-                value = int(value)  # a shard has 3.0 where another one has 3
+        for index, value in enumerate(map(without_point, column.to_pylist())):
             if value is not None:
                 draws[index] = (xxh3_64_intdigest(f"{seed}\0{value}".encode()) >> 11) * 2.0**-53
         yield draws

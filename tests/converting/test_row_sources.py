@@ -445,6 +445,15 @@ def test_rows_of_one_group_go_to_one_split(tmp_path, caplog):
         run(path, tmp_path / "other", splits=splits, split_by="nobody")
 
 
+def test_a_whole_number_is_one_group_also_as_a_float(tmp_path):
+    rows = [{"speaker": speaker, "text": "t"} for speaker in (3, 3.0, "3", 1 << 60, float(1 << 60))]
+    rows += [{"speaker": 2.5, "text": "t"}, {"speaker": 1e300, "text": "t"}]
+    with open_rows(write_rows(tmp_path / "rows.jsonl", rows)) as source:
+        hashes = source.id_hashes("speaker").tolist()
+    assert len({*hashes[:3]}) == len({*hashes[3:5]}) == 1
+    assert len({*hashes}) == 4
+
+
 def test_consecutive_rows_about_one_medium_are_grouped(tmp_path):
     rows = [
         {"video": "a.mp4", "start": 0, "caption": "x"},

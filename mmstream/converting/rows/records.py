@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import LeftOutError, RowError, unreadable
+from mmstream.dataset.columns import without_point
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.media.fields import decode_json, is_too_deep
 from mmstream.types import IntArray
@@ -133,7 +134,7 @@ class RowSource(ABC):
         """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity.
 
         A row's identity decides its split. It is the value of `field`, where the row has it; else
-        its ``id``, else its ``image_id``, else its content. 5 and "5" are the same.
+        its ``id``, else its ``image_id``, else its content. 5, 5.0 and "5" are the same.
 
         Args:
             field: Key of a group, such as ``speaker``. None: every row is on its own.
@@ -170,18 +171,20 @@ ID_KEYS = ("id", "image_id")
 def identity_of(value: Any, field: str | None = None) -> tuple[bytes, bool]:
     """Return the identity of a parsed row, and whether it is the value of `field`.
 
-    The number 5 and the text "5" are the same. Without `field` and without an id, the identity is
-    the row itself, as compact JSON.
+    The numbers 5 and 5.0 and the text "5" are the same. Without `field` and without an id, the
+    identity is the row itself, as compact JSON.
 
     Examples:
         >>> identity_of({"id": 5, "speaker": "ann"}), identity_of({"id": "5"}, "speaker")
         ((b'5', False), (b'5', False))
+        >>> identity_of({"id": 5.0})
+        (b'5', False)
         >>> identity_of({"id": 5, "speaker": "ann"}, "speaker")
         (b'ann', True)
     """
     if isinstance(value, dict):
         for key in (field, *ID_KEYS) if field else ID_KEYS:
-            row_id = value.get(key)
+            row_id = without_point(value.get(key))
             if row_id is not None:
                 is_text = isinstance(row_id, str)
                 return row_id.encode() if is_text else msgspec.json.encode(row_id), key == field
