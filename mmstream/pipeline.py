@@ -58,7 +58,7 @@ from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.reader import Reader, StepReader
-from mmstream.reading.step import BatchLineage, Job, RawStep
+from mmstream.reading.step import Job, RawStep
 from mmstream.settings import (
     AnyInt,
     NonEmptyStr,
@@ -386,14 +386,17 @@ class PipelineRunner:
         step = self._read(job)
         read_s = time.perf_counter() - begun
         with self._drawing():
-            batch = self._decoded_batch(job, step)
-        lineage: BatchLineage = batch["__lineage__"]
-        decode_s = time.perf_counter() - begun - read_s - lineage.collate_s
-        batch["__lineage__"] = replace(lineage, read_s=read_s, decode_s=decode_s)
+            batch, collate_s = self._decoded_batch(job, step)
+        decode_s = time.perf_counter() - begun - read_s - collate_s
+        batch["__lineage__"] = replace(
+            batch["__lineage__"], read_s=read_s, decode_s=decode_s, collate_s=collate_s
+        )
         return batch
 
-    def _decoded_batch(self, job: Job, step: tuple[RawStep, PlannedStep | None]) -> Batch:
-        """Decode a step and make its batch; raises as `batch`."""
+    def _decoded_batch(
+        self, job: Job, step: tuple[RawStep, PlannedStep | None]
+    ) -> tuple[Batch, float]:
+        """Decode a step and make its batch. Return it and the seconds of its making alone."""
         try:
             return self._batch(job, self._decoded(step))
         except SampleError:
@@ -413,15 +416,13 @@ class PipelineRunner:
                 "media out with Pipeline(before=)"
             ) from error
 
-    def _batch(self, job: Job, decoded: DecodedStep) -> Batch:
+    def _batch(self, job: Job, decoded: DecodedStep) -> tuple[Batch, float]:
         self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
         if self._has_functions:
             seed_draws("collate", self._pipeline.seed, job.epoch, job.step, decoded.lineage.start)
         begun = time.perf_counter()
         batch = self._make_batch(decoded)
-        collate_s = time.perf_counter() - begun
-        batch["__lineage__"] = replace(batch["__lineage__"], collate_s=collate_s)
-        return batch
+        return batch, time.perf_counter() - begun
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""

@@ -38,6 +38,7 @@ from mmstream.baking.samples import (
     ShardReport,
     begin_worker,
     joined_files,
+    listed_indexes,
     write_shard,
 )
 from mmstream.batching.processor import ProcessorText
@@ -271,9 +272,8 @@ def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardR
 
 
 def _num_listed(dataset: Dataset, shard: int) -> int:
-    """Return how many samples of a shard no epoch has: duplicates, taken down, known to be bad."""
-    listed = dataset.bad[dataset.bad[:, 0] == shard, 1]
-    return int(np.isin(dataset.indexes_of(shard), listed).sum())
+    """Return how many samples of a shard are baked as bad because no epoch has them."""
+    return int(np.isin(dataset.indexes_of(shard), listed_indexes(dataset, shard)).sum())
 
 
 def _check_limit(

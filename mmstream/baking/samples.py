@@ -43,7 +43,7 @@ from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
-from mmstream.types import FILTERED, Sample, SampleRef
+from mmstream.types import FILTERED, IntArray, Sample, SampleRef
 
 BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
 """From decoded samples to as many samples, on a device."""
@@ -142,7 +142,7 @@ class Baker:
 
     def _decoded(self, shard: int) -> Iterator[_Decoded]:
         start = 0
-        is_listed = set(self.dataset.bad[self.dataset.bad[:, 0] == shard][:, 1].tolist())
+        is_listed = set(listed_indexes(self.dataset, shard).tolist())
         indexes = self.dataset.indexes_of(shard)
         for chunk in _chunks(self.dataset.shards.samples(shard, indexes)):
             refs = [(shard, index) for index in indexes[start : start + len(chunk)].tolist()]
@@ -302,6 +302,12 @@ _NO_SINGLE = (
     "an error in a batch is of no single sample, so it ends the call; samples that do not fit are "
     "left out before, in transforms="
 )
+
+
+def listed_indexes(dataset: Dataset, shard: int) -> IntArray:
+    """Return the samples of a shard that no epoch has: duplicates, taken down, known to be bad."""
+    indexes: IntArray = dataset.bad[dataset.bad[:, 0] == shard, 1]
+    return indexes
 
 
 def _chunks(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:

@@ -3,8 +3,9 @@
     dataset + measure + plan -> shuffle -> plan anew -> RESHARD -> shards, index, measure, plan
     dataset + buckets -> shuffle in each bucket      -> RESHARD -> shards of one bucket each, index
 
-The bytes of samples stay as they are: a sample is copied with its headers and padding. A shard is
-committed by its report, as in a conversion, so a call that was killed goes on where it was.
+The bytes of samples stay as they are: a sample is copied with its headers and padding. Only those
+of a union of folders get other keys, so their headers are written anew. A shard is committed by its
+report, as in a conversion, so a call that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -236,8 +237,7 @@ def _order(
         [num_units], samples of each pack; int64 [num_groups], packs of each group.
     """
     bad = np.zeros(measure.num_samples, dtype=bool)
-    starts = np.cumsum(measure.counts) - measure.counts
-    bad[starts[dataset.bad[:, 0]] + dataset.bad[:, 1]] = True
+    bad[_bad_positions(dataset)] = True
     if seed is None:
         is_good = ~bad[plan.members]
         counts = np.add.reduceat(is_good, plan.unit_rows[:, 0], dtype=np.int64)
@@ -265,21 +265,19 @@ def _without_packs(
         int64 [num_written], positions in the dataset; int64 [num_groups], samples of each bucket,
         or of all.
     """
-    chosen = (
-        [dataset]
-        if buckets is None
-        else [
-            dataset.with_selection(selection)
-            for selection in bucket_selections(dataset, buckets, world=World())
-        ]
-    )
-    groups = [_good_positions(view) for view in chosen]
+    groups = [_good_positions(dataset)]
+    if buckets is not None:
+        selections = bucket_selections(dataset, buckets, world=World())
+        num_samples = groups[0].size
+        groups = [_good_positions(dataset.with_selection(selection)) for selection in selections]
+        num_outside = num_samples - sum(group.size for group in groups)
+        if num_outside:
+            logger.warning(
+                "reshard: %s samples are in no bucket and not written", f"{num_outside:,}"
+            )
     if seed is not None:
         groups = [group[permutation(group.size, seed, "reshard")] for group in groups]
     sizes = np.array([group.size for group in groups])
-    num_outside = _good_positions(dataset).size - int(sizes.sum())
-    if num_outside:
-        logger.warning("reshard: %s samples are in no bucket and not written", f"{num_outside:,}")
     return np.concatenate(groups), sizes[sizes > 0]
 
 
@@ -287,8 +285,14 @@ def _good_positions(dataset: Dataset) -> IntArray:
     """Return the positions of what a dataset or view shows, without those on the bad list."""
     starts = np.cumsum(dataset.counts) - dataset.counts
     chosen = [start + dataset.indexes_of(shard) for shard, start in enumerate(starts.tolist())]
-    bad = starts[dataset.bad[:, 0]] + dataset.bad[:, 1]
+    bad = _bad_positions(dataset)
     return np.setdiff1d(np.concatenate([bad[:0], *chosen]), bad, assume_unique=True)
+
+
+def _bad_positions(dataset: Dataset) -> IntArray:
+    """Return the positions of all that no epoch shows: on the bad list, or taken down."""
+    starts = np.cumsum(dataset.counts) - dataset.counts
+    return starts[dataset.bad[:, 0]] + dataset.bad[:, 1]
 
 
 def _shard_bounds(

@@ -98,10 +98,10 @@ def rank_settings(
     if pipeline.decode is not None:
         settings["max_json_bytes"] = pipeline.decode.max_json_bytes
         settings["min_lazy_bytes"] = pipeline.decode.min_lazy_bytes
-    if pipeline.decode is not None and pipeline.decode.table.media:
-        media, media_packages = _media_settings(pipeline.decode)
-        settings |= media
-        packages += media_packages
+        if pipeline.decode.table.media:
+            media, media_packages = _media_settings(pipeline.decode)
+            settings |= media
+            packages += media_packages
     if pipeline.batching is None:
         settings["batching"] = None
     else:
