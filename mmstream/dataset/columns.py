@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -113,8 +114,10 @@ def read_sidecar(dataset: Any, shard: int, columns: Iterable[str] | None = None)
         ShardError: It is damaged, or of another shard.
         StorageError: The storage failed after retries.
     """
-    table = read_rows(dataset, shard, columns)
-    return table.take(_rows_of_samples(table["index"], int(dataset.counts[shard])))
+    table, count = read_rows(dataset, shard, columns), int(dataset.counts[shard])
+    if np.array_equal(table["index"], np.arange(count)):  # as a conversion without rejects wrote it
+        return table
+    return table.take(_rows_of_samples(table["index"], count))
 
 
 def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
@@ -168,7 +171,7 @@ def _require_own(dataset: Any, shard: int, table: pa.Table, checksum: bytes | No
     index = table["index"].drop_null().to_numpy()
     if index.size and not 0 <= index.min() <= index.max() < count:
         raise ShardError(f"it has sample {index.max()}, the shard {count} samples")
-    if np.unique(index).size != index.size:
+    if index.size and np.bincount(index).max() > 1:
         raise ShardError("a sample has several rows")
 
 
@@ -209,13 +212,14 @@ def read_columns(
     sources = {name: _sources(name) for name in names}
     table = _read(dataset, shard, {source for group in sources.values() for source in group})
     shard_name = dataset.name_of(shard)
+    first: Any = cache(partial(_first_media, table))
     has_keys = not all(name in _NAMES for name in names)
     contents = _contents(table, shard_name) if has_keys else []
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     for name in names:
         if name in _NAMES:
             try:
-                columns[name] = _column(table, name)
+                columns[name] = _column(table, first, name)
             except (pa.ArrowException, AttributeError) as error:
                 raise ShardError(
                     f"{shard_name}: the column {name} of its sidecar has another type ({error})"
@@ -294,7 +298,9 @@ def _contents(table: pa.Table, shard: str) -> list[dict[str, Any]]:
         raise ShardError(f"{sidecar_name(shard)}: its column json is damaged ({error})") from None
 
 
-def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+def _column(
+    table: pa.Table, first_media: Callable[[], pa.StructArray], name: str
+) -> pa.Array | pa.ChunkedArray:
     """Return a column that is no key of the ``json``."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -302,27 +308,30 @@ def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     if name == "aspect":
         width, height = (table[side].cast(pa.float64()) for side in _MADE[name])
         return pc.divide(width, pc.if_else(pc.greater(height, 0.0), height, None))
-    if name in _OF_SAMPLE:
-        column = table[name]
+    if name in _OF_MEDIUM:
+        column = pc.struct_field(first_media(), name)
     else:
-        media = pa.chunked_array(table["media"].chunks, table["media"].type).combine_chunks()
-        column = pc.list_value_length(media)
-        if name in _OF_MEDIUM:
-            has_one = pc.fill_null(pc.greater(column, 0), False)
-            starts = pc.if_else(has_one, media.offsets[:-1], None)
-            column = pc.struct_field(media.values, name).take(starts)
+        column = table[name] if name in _OF_SAMPLE else pc.list_value_length(table["media"])
     return column.cast(pa.int64()) if pa.types.is_integer(column.type) else column
+
+
+def _first_media(table: pa.Table) -> pa.StructArray:
+    """Return the first medium of each sample, or NULL."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    media = pa.chunked_array(table["media"].chunks, table["media"].type).combine_chunks()
+    has_one = pc.fill_null(pc.greater(pc.list_value_length(media), 0), False)
+    return media.values.take(pc.if_else(has_one, media.offsets[:-1], None))
 
 
 def _typed(values: list[Any], name: str) -> pa.Array:
     """Return the values of a key as a column of one type."""
     import pyarrow as pa
 
-    types = Counter(map(type, values))
-    counts: Counter[str] = Counter()
-    for kind in types.keys() & _TYPES.keys():
-        counts[_TYPES[kind]] += types[kind]
-    if len(counts) > 1:
+    types = set(map(type, values))
+    if len({_TYPES[kind] for kind in types & _TYPES.keys()}) > 1:
+        counts = Counter(_TYPES[type(value)] for value in values if value is not None)
         kinds = " and ".join(f"{kind} in {number:,}" for kind, number in counts.most_common())
         raise ConfigError(
             f"{name} is {kinds} of {len(values):,} samples; columns have one type: convert the "

@@ -55,14 +55,14 @@ def index_name(name: str) -> str:
     return f"{name}.idx"
 
 
-def encode_index(offsets: list[int] | IntArray) -> bytes:
+def encode_index(offsets: Sequence[int] | IntArray) -> bytes:
     """Return the bytes of an index file."""
     return np.asarray(offsets, dtype="<u8").tobytes()
 
 
 def index_checksum(name: str, offsets: Sequence[int] | IntArray) -> int:
     """Return the CRC-32C of a shard's name and index."""
-    return int(crc32c(encode_index(list(offsets)), crc32c(name.encode())))
+    return int(crc32c(encode_index(offsets), crc32c(name.encode())))
 
 
 def decode_index(data: bytes, name: str) -> IntArray:
