@@ -454,8 +454,14 @@ INSTEAD = {
             "mmstream show --global-batch-size",
             "mmstream show --state",
         ),
-        "`mmstream replay URL --state STATE --step N > FILE`, then --quarantine FILE",
+        "the page Order of `mmstream view URL --run FOLDER` has the samples of each step",
     ),
+    **dict.fromkeys(
+        ("mmstream show --bad", "mmstream show --quarantine"),
+        "the page Problems of `mmstream view URL --run FOLDER` has these samples, and why",
+    ),
+    "mmstream show --image-size": "`mmstream view URL --pipeline module:object` has a page for "
+    "each sample, as the model gets it",
     **dict.fromkeys(
         (
             "mmstream show --padding-free",

@@ -8,11 +8,10 @@ import re
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.bad_list import write_bad
 from mmstream.display.html import document
 from tests.display.test_display import Page, recording
 from tests.helpers.browser import open_page
-from tests.helpers.corpora import captioned, jpeg, write_corpus
+from tests.helpers.corpora import jpeg, write_corpus
 
 EVIL = (
     "<script>document.title='executed'</script><img src=http://127.0.0.1:9/x onerror=\"document."
@@ -78,16 +77,6 @@ def test_random_samples_are_those_of_the_seed(mmstream, corpus):
     assert len(addresses(mmstream("show", corpus, "--random", 1000)[1])) == 97
 
 
-def test_what_replay_prints_of_a_step_is_shown(mmstream, printed, corpus, tmp_path):
-    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8, seed=3)
-    (tmp_path / "state.json").write_text(json.dumps(mm.Loader(pipeline).state_dict()))
-    out = printed("replay", corpus, "--state", tmp_path / "state.json", "--step", 2)
-    (tmp_path / "step.txt").write_text("\n" + out.strip())
-    _, shown, _ = mmstream("show", corpus, "--quarantine", tmp_path / "step.txt")
-    assert addresses(shown) == re.findall(r"\S+\[\d+\]", out)
-    assert len(addresses(shown)) == 8
-
-
 def test_samples_of_a_mixture_say_their_source(mmstream, tmp_path):
     for name in ("a", "b"):
         write_corpus(tmp_path / name, [5])
@@ -101,29 +90,6 @@ def test_samples_of_a_mixture_say_their_source(mmstream, tmp_path):
     assert "b: 000003" in out
     _, out, _ = mmstream("show", url, "--find", "b/shard-000000.tar[1] x")
     assert addresses(out) == ["b/shard-000000.tar[1]"]
-
-
-def test_bad_samples_are_shown_with_their_reasons(mmstream, printed, tmp_path):
-    url = write_corpus(
-        tmp_path / "bad", [9], lambda i: captioned(i) | ({"jpg": jpeg(i)[:300]} if i == 4 else {})
-    )
-    assert "0 samples on the bad list; " in mmstream("show", url, "--bad")[1]
-    dataset = mm.open_dataset(url)
-    write_bad(dataset, [(0, 4)])
-    out = printed("show", url, "--bad")
-    assert addresses(out) == ["shard-000000.tar[4]"]
-    assert re.search(r"bad: shard-000000.tar\[4\] 000004.jpg: .*", out)
-    pipeline = mm.Pipeline(
-        mm.open_dataset(url, bad_list=False), global_batch_size=9,
-        decode=mm.Decode(image=mm.ImageDecoder(size=8)), shuffle=False,
-        bad_samples=mm.BadSamplePolicy(quarantine=str(tmp_path)),
-    )  # fmt: skip
-    next(iter(mm.Loader(pipeline)))
-    records = tmp_path / "quarantine-rank0.jsonl"
-    records.write_text(records.read_text() + '{"cut off')
-    _, out, _ = mmstream("show", url, "--quarantine", records)
-    assert addresses(out) == ["shard-000000.tar[4]"]
-    assert "bad: shard-000000.tar[4] 000004.jpg: " in out
 
 
 def test_a_shard_that_is_gone_is_said_and_the_others_are_shown(printed, tmp_path):
@@ -148,13 +114,16 @@ def test_an_empty_dataset_shows_nothing(mmstream, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["--key", "a", "--bad"], 2, "use one of them"),
+        (["--key", "a", "--random", 3], 2, "use one of them"),
         (["--shard", "a"], 2, "mmstream show --shard is gone: write --find"),
         (["--key", "no such key"], 1, "no sample of"),
         (["--find", "nothing"], 2, "names no sample"),
         (["--find", "shard-000000.tar[1] 000040.jpg: x"], 2, "is of another dataset, where"),
         (["--tokenizer", "no/such/folder"], 2, "not a folder"),
-        (["--step", 1], 2, "mmstream show --step is gone: "),
+        (["--step", 1], 2, "mmstream show --step is gone: the page Order"),
+        (["--bad"], 2, "mmstream show --bad is gone: the page Problems"),
+        (["--quarantine", "q.jsonl"], 2, "mmstream show --quarantine is gone: the page Problems"),
+        (["--image-size", 16], 2, "mmstream show --image-size is gone: "),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(mmstream, corpus, words, code, reason):
@@ -177,12 +146,6 @@ def test_tokens_show_what_the_model_learns(mmstream, tmp_path):
     page = tmp_path / "page.html"
     mmstream("show", url, "--tokenizer", "bytes", "--html", page)
     assert re.search(r'<span class="learned">4!&lt;\|im_end\|&gt;', page.read_text())
-
-
-def test_images_are_shown_as_the_model_gets_them(mmstream, corpus, tmp_path):
-    page = tmp_path / "page.html"
-    mmstream("show", corpus, "--random", 2, "--image-size", 16, "--html", page)
-    assert [image.size for image in Page(page.read_text()).images()] == [(16, 16)] * 2
 
 
 def test_the_page_says_what_was_written(mmstream, corpus, tmp_path):
