@@ -38,11 +38,11 @@ MAX_SECONDS = 0.6
 MAX_BACKGROUND_SECONDS = 300.0
 """So long after a page the thread counts on."""
 
-BETWEEN_SECONDS = 0.02
-"""The thread waits so long between some shards and the next ones, so that a page gets its turn."""
+TURN_SECONDS, BETWEEN_SECONDS = 0.2, 0.02
+"""The thread counts so long, and then waits, so that a page gets its turn."""
 
-NUM_THREADS = 8
-"""Shards whose columns are read side by side."""
+NUM_THREADS = 4
+"""Shards whose columns are read side by side. More of them take turns, and more memory."""
 
 MAX_CHOICES = 16
 """Choices that are kept."""
@@ -121,7 +121,7 @@ class Facets:
         until = time.monotonic() + MAX_BACKGROUND_SECONDS
         with suppress(MMStreamError, OSError):  # the next page meets the same error, and shows it
             while self.goes_on and self.is_unfinished and time.monotonic() < until:
-                self._count_until(0)
+                self._count_until(time.monotonic() + TURN_SECONDS)
                 time.sleep(BETWEEN_SECONDS)
 
     def _count_until(self, until: float) -> None:
