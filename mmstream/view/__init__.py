@@ -8,7 +8,7 @@ samples.py  the grid, one sample, and its files
 spectrogram.py  sounds as pictures
 order.py    which step, rank and row shows a sample
 shares.py   the sources and buckets of steps over time
-trouble.py  rejects, quarantine, the bad list, takedowns, duplicates, leaks
+problems.py  rejects, quarantine, the bad list, takedowns, duplicates, leaks
 writing.py  what is written after a question: a selection, the bad list
 charts.py   statistics and the metrics of a run as pictures
 pages.py    templates, and what a page gets of a request

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.view import charts, order, samples, trouble, writing
+from mmstream.view import charts, order, problems, samples, writing
 from mmstream.view.choice import Choices
 from mmstream.view.content import Content
 from mmstream.view.pages import TEMPLATES, show
@@ -56,7 +56,7 @@ def application(content: Content, token: str, port: int) -> Starlette:
             Route("/bad", writing.bad_question),
             Route("/bad", writing.bad, methods=["POST"]),
             Route("/order", order.step_page),
-            Route("/trouble", trouble.trouble),
+            Route("/problems", problems.problems),
             Route("/statistics", charts.statistics_page),
             Route("/run", charts.run_page),
             Route("/style.css", _style),

@@ -36,7 +36,7 @@ TEMPLATES.globals |= {"link": link}
 NAVIGATION = (
     ("samples", "Samples", "/"),
     ("order", "Order", "/order"),
-    ("trouble", "Trouble", "/trouble"),
+    ("problems", "Problems", "/problems"),
     ("statistics", "Statistics", "/statistics"),
     ("run", "Run", "/run"),
 )

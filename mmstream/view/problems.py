@@ -1,4 +1,4 @@
-"""The page of trouble: rejects, quarantine, the bad list, takedowns, duplicates and leaks."""
+"""The page of problems: rejects, quarantine, the bad list, takedowns, duplicates and leaks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LEAK_KINDS = {name: KINDS[name] for name in ("media", "near", "text")} | {"id": 
 """Kinds of what two datasets share."""
 
 
-def trouble(request: Request) -> Response:
-    """Return the numbers of all kinds of trouble, and one kind of them in detail."""
+def problems(request: Request) -> Response:
+    """Return the numbers of all kinds of problems, and one kind of them in detail."""
     content, query = request.app.state.content, request.query_params
     source = content.source(query.get("source", ""))
     kind = query.get("kind", "")
@@ -51,7 +51,7 @@ def trouble(request: Request) -> Response:
     details = _DETAILS[kind](request, source) if kind else {}
     return show(
         request,
-        "trouble.html",
+        "problems.html",
         source=source.name,
         sources=list(content.sources),
         kind=kind,

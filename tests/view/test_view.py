@@ -285,7 +285,7 @@ def test_the_bad_list_is_written_after_a_question_with_the_token(tmp_path):
     assert len(path.read_text()) < 150
 
 
-# -- order, trouble, statistics, run ---------------------------------------------------------------
+# -- order, problems, statistics, run --------------------------------------------------------------
 
 
 def test_the_order_page_holds_the_rows_of_each_rank(client, folder):
@@ -353,7 +353,7 @@ def test_the_shares_of_a_mixture_are_drawn_over_the_run(folder, corpus):
     assert shares_of(pipeline_of(a).order, 0, 0) is None
 
 
-def test_trouble_is_counted_and_shown(tmp_path):
+def test_problems_are_counted_and_shown(tmp_path):
     url = write_corpus(tmp_path / "data", [8, 4], lambda n: captioned(n % 10), checksums=True)
     from mmstream.converting.sidecar import write_sidecars
 
@@ -370,16 +370,16 @@ def test_trouble_is_counted_and_shown(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run / "quarantine-rank0.jsonl").write_text(text + '{"cut')
     client = client_of(url, run=run)
-    counts = re.findall(r'<td class="count">(\d+)</td>', text_of(client, "/trouble"))
+    counts = re.findall(r'<td class="count">(\d+)</td>', text_of(client, "/problems"))
     assert counts == ["1", "2", "1", "1", "0"]
-    assert "image: truncated" in text_of(client, "/trouble?kind=rejects&row=17")
-    assert "no rejects" in text_of(client, "/trouble?kind=rejects&row=1")
-    quarantine = text_of(client, "/trouble?kind=quarantine")
+    assert "image: truncated" in text_of(client, "/problems?kind=rejects&row=17")
+    assert "no rejects" in text_of(client, "/problems?kind=rejects&row=1")
+    quarantine = text_of(client, "/problems?kind=quarantine")
     assert "no picture (epoch 0, step 2, row 1)" in quarantine
     assert "gone.tar" in quarantine
-    assert "/sample/0/3" in text_of(client, "/trouble?kind=bad")
-    assert "request 17" in text_of(client, "/trouble?kind=takedowns")
-    pairs = text_of(client, "/trouble?kind=duplicates&of=pair")
+    assert "/sample/0/3" in text_of(client, "/problems?kind=bad")
+    assert "request 17" in text_of(client, "/problems?kind=takedowns")
+    pairs = text_of(client, "/problems?kind=duplicates&of=pair")
     links = re.findall(r'href="(/sample/\d+/\d+)">', pairs)
     assert links == ["/sample/0/0", "/sample/1/2", "/sample/0/1", "/sample/1/3"]
     assert "was taken down" in text_of(client, "/sample/1/0")
@@ -390,11 +390,11 @@ def test_leaks_are_shown_side_by_side_with_another_dataset(folder, tmp_path):
 
     other = write_corpus(tmp_path, [3], lambda number: captioned(number + 30), checksums=True)
     client = client_of(folder, against=[other])
-    assert "mmstream index" in text_of(client, "/trouble?kind=leaks&against=0", 400)
+    assert "mmstream index" in text_of(client, "/problems?kind=leaks&against=0", 400)
     write_sidecars(mm.open_dataset(other), progress=False)
     client = client_of(folder, against=[other])
-    assert "shared with" in text_of(client, "/trouble")
-    page = text_of(client, "/trouble?kind=leaks&of=media&against=0")
+    assert "shared with" in text_of(client, "/problems")
+    page = text_of(client, "/problems?kind=leaks&of=media&against=0")
     links = re.findall(r'href="([^"]*/sample/\d+/\d+)">', page)
     assert links == [
         "/sample/1/10",
@@ -409,8 +409,8 @@ def test_leaks_are_shown_side_by_side_with_another_dataset(folder, tmp_path):
     assert "bad list" not in sample
     assert client.get("/against/0/file/0/2/jpg").content == jpeg(32)
     for wrong in ("against=1", "against=0&of=pair", "against=../x"):
-        text_of(client, f"/trouble?kind=leaks&{wrong}", 400)
-    assert "--against URL" in text_of(client_of(folder), "/trouble")
+        text_of(client, f"/problems?kind=leaks&{wrong}", 400)
+    assert "--against URL" in text_of(client_of(folder), "/problems")
     text_of(client_of(folder), "/against/0/sample/0/0", 400)
 
 
@@ -464,7 +464,7 @@ class Names(HTMLParser):
 
 
 def test_every_picture_and_control_has_a_name_for_those_who_cannot_see_it(client):
-    addresses = ["/", "/sample/0/7", "/order", "/trouble", "/trouble?kind=rejects", "/statistics"]
+    addresses = ["/", "/sample/0/7", "/order", "/problems", "/problems?kind=rejects", "/statistics"]
     for address in [*addresses, "/select?where=width+%3E+3", "/bad?shard=0&index=1"]:
         names = Names(text_of(client, address))
         assert (names.unnamed, names.num_titles) == ([], 1), address
@@ -486,7 +486,7 @@ def test_without_sidecars_run_and_order_the_pages_say_so(corpus):
     assert "no such sidecar" in sample
     assert "--run FOLDER" in text_of(client, "/run", 400)
     assert "--pipeline" in text_of(client, "/order", 400)
-    assert "mmstream index" in text_of(client, "/trouble?kind=duplicates", 400)
+    assert "mmstream index" in text_of(client, "/problems?kind=duplicates", 400)
 
 
 def test_a_store_that_is_away_is_named_and_comes_back(folder):
@@ -551,7 +551,7 @@ def serving(folder):
 @pytest.mark.slow
 def test_a_browser_shows_the_pages_and_forbids_nothing_of_them(folder, tmp_path):
     with serving(folder) as port:
-        for number, page in enumerate(("", "sample/0/7", "order", "trouble", "statistics")):
+        for number, page in enumerate(("", "sample/0/7", "order", "problems", "statistics")):
             address = f"http://127.0.0.1:{port}/{page}?token={TOKEN}"
             opened = open_page(address, tmp_path / str(number))
             assert opened.messages == []
