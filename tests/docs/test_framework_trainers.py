@@ -102,17 +102,16 @@ def test_trainer_logs_the_samples_of_all_ranks(pipeline, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulation", [2, 4])
-def test_trainer_accumulates_and_resumes_exactly(pipeline, tmp_path, accumulation):
+def test_trainer_accumulates_and_resumes_exactly(pipeline, tmp_path):
     """4 does not divide the 6 steps of an epoch: its last optimizer step takes two batches."""
-    settings = {"gradient_accumulation_steps": accumulation}
+    settings = {"gradient_accumulation_steps": 4}
     seen = []
     killed(pipeline, tmp_path, seen, save_steps=1, **settings)
-    assert len(seen) == accumulation
+    assert len(seen) == 4
     resumed = trainer(mm.Loader(pipeline), tmp_path, seen, save_strategy="no", **settings)
     resumed.train(resume_from_checkpoint="auto")
     assert seen == plan(pipeline, 2)
-    assert resumed.state.global_step == 2 * (6 // accumulation + (6 % accumulation > 0))
+    assert resumed.state.global_step == 2 * 2
 
 
 @pytest.mark.slow

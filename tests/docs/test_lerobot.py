@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,8 +80,3 @@ def test_each_episode_is_a_sample_and_a_window_has_its_frame_and_actions(folder,
         shown = [frame_number(batch[key][row].permute(1, 2, 0)) for key in ("0.mp4", "1.mp4")]
         assert shown == [frame, frame + 50]
         assert batch["action"][row, 0].tolist() == [frame, -frame]
-
-
-def test_without_arguments_it_says_its_usage():
-    run = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (1, "usage: python lerobot_rows.py FOLDER DEST\n")

@@ -127,19 +127,21 @@ def test_loops_that_end_early_begin_anew(corpus, tmp_path, settings, num_validat
 @pytest.mark.parametrize(("limit", "on_device"), [(None, False), (4, True)])
 def test_a_resumed_run_equals_the_undisturbed_one(corpus, tmp_path, limit, on_device):
     """Killed in mid-epoch, at an epoch's end and in the next one, or ended between two."""
-    require_exact_resumes(corpus, tmp_path, limit, on_device=on_device)
-
-
-@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
-def test_two_loaders_are_resumed_too(corpus, tmp_path, mode):
-    require_exact_resumes(corpus, tmp_path, 3 if mode == "min_size" else None, second=mode)
-
-
-def require_exact_resumes(corpus, tmp_path, limit, **settings):
-    settings["limit_train_batches"] = limit
-    whole = fit(corpus, tmp_path / "whole", **settings).trained
     length = limit or NUM_STEPS
-    for stop in (1, length - 1, length, length + 2):
+    stops = (1, length - 1, length, length + 2)
+    require_exact_resumes(corpus, tmp_path, stops, limit_train_batches=limit, on_device=on_device)
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit", "stops"), [("min_size", 3, (3, 5)), ("max_size_cycle", None, (5, 8))]
+)
+def test_two_loaders_are_resumed_too(corpus, tmp_path, mode, limit, stops):
+    require_exact_resumes(corpus, tmp_path, stops, limit_train_batches=limit, second=mode)
+
+
+def require_exact_resumes(corpus, tmp_path, stops, **settings):
+    whole = fit(corpus, tmp_path / "whole", **settings).trained
+    for stop in stops:
         folder = tmp_path / str(stop)
         run = fit(corpus, folder, stop=stop, **settings)
         rest = fit(corpus, folder, resume=folder / "stopped.ckpt", **settings)
