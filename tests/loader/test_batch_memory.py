@@ -214,7 +214,7 @@ def make_pipeline(corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "num_threads"), [(0, 1), (0, 3), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("num_workers", "num_threads"), [(0, 3), (2, 1)])
 def test_batches_that_are_kept_never_change(corpus, num_workers, num_threads):
     """Each is copied when it comes, and all are kept while memory is used again behind them."""
     loader = mm.Loader(make_pipeline(corpus), num_workers=num_workers, num_threads=num_threads)
@@ -246,22 +246,14 @@ def test_a_tensor_that_crosses_in_two_batches_is_not_written_over(crossed):
     memory = BatchMemory(shared=True)
     image = memory.take(MIB)
     image.fill_(1)
-    first = crossed({"image": image}, memory)
+    first = crossed({"image": image, "note": torch.full((9,), 6)}, memory)
     second = crossed({"before": image[:1000], "note": torch.full((9,), 7)}, memory)
+    assert first["note"].unique().tolist() == [6]
     del image, first  # the worker and the first receiver have let go, the second one has not
     gc.collect()
     for value in (2, 3, 4):
         crossed({"image": memory.take(MIB).fill_(value)}, memory)
     assert second["before"].unique().tolist() == [1]
-    assert second["note"].unique().tolist() == [7]
-
-
-def test_small_tensors_of_a_batch_do_not_write_over_those_of_the_batch_before(crossed):
-    memory = BatchMemory(shared=True)
-    image = memory.take(MIB)
-    first = crossed({"image": image.fill_(1), "note": torch.full((9,), 6)}, memory)
-    second = crossed({"before": image[:1000], "note": torch.full((9,), 7)}, memory)
-    assert first["note"].unique().tolist() == [6]
     assert second["note"].unique().tolist() == [7]
 
 

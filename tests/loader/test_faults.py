@@ -40,14 +40,7 @@ class Raises:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_path, num_workers):
     corpus = write_corpus(tmp_path / "corpus", [20, 20])
-    for kind in (
-        mm.errors.ShardError,
-        mm.errors.StorageError,
-        mm.ConfigError,
-        mm.errors.BadSampleLimitError,
-        NameError,
-        MemoryError,
-    ):
+    for kind in (mm.errors.ShardError, mm.errors.BadSampleLimitError, NameError, MemoryError):
         calm = tmp_path / kind.__name__
         pipeline = make_pipeline(corpus, transforms=(Raises(kind("s.tar[3] k.jpg: why"), calm),))
         loader = mm.Loader(pipeline, num_workers=num_workers)
@@ -97,7 +90,7 @@ def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahe
 
 @pytest.mark.parametrize(
     ("ahead", "drop_last", "shuffle"),
-    [(False, True, True), (True, False, True), (False, False, False), (True, True, False)],
+    [(False, False, True), (True, True, False)],
 )
 def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, truncated_jpeg)
@@ -116,7 +109,7 @@ def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ahead", "drop_last", "shuffle"),
-    [(False, False, True), (True, True, True), (True, False, False)],
+    [(False, False, True), (True, True, False)],
 )
 def test_workers_resume_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, bad_json)
@@ -151,11 +144,7 @@ def reads_no_gaps(pipeline: mm.Pipeline) -> mm.Pipeline:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "window"),
-    [
-        *[(topology, 50) for topology in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3))],
-        ((3, 3), 8),
-        ((4, 4), 1000),
-    ],
+    [((1, 1), 50), ((4, 1), 50), ((1, 4), 50), ((3, 3), 8), ((4, 4), 1000)],
 )
 def test_every_byte_is_read_once(lanes, topology, window):
     pipeline = reads_no_gaps(make_pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window))

@@ -79,8 +79,10 @@ def test_weights_hold_from_the_next_batch_on_until_the_next_call(corpora):
     ]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize(
+    ("num_workers", "is_ahead"),
+    [(0, False), (0, True), pytest.param(2, False, marks=pytest.mark.slow)],
+)
 def test_a_resume_at_every_step_equals_the_run_without_a_stop(corpora, num_workers, is_ahead):
     pipeline = pipeline_of(corpora, changes={6: {"a": 1, "b": 5}})
 

@@ -38,9 +38,7 @@ def wait(sample):
 
 if __name__ == "__main__":
     pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=4, transforms=(wait,))
-    loader = mm.Loader(pipeline, num_workers=1, multiprocessing_context=context)
-    Path(sys.argv[4], "server").touch()
-    next(iter(loader))
+    next(iter(mm.Loader(pipeline, num_workers=1, multiprocessing_context=context)))
 """
 
 
@@ -97,11 +95,9 @@ def command_lines(pids: list[int]) -> list[bytes]:
 @pytest.mark.parametrize(
     ("phase", "context"),
     [
-        pytest.param("server", "forkserver", marks=pytest.mark.slow),
         pytest.param("import", "forkserver", marks=pytest.mark.slow),
         ("running", "forkserver"),
         pytest.param("import", "spawn", marks=pytest.mark.slow),
-        pytest.param("running", "spawn", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_outlives_a_main_process_that_was_killed(

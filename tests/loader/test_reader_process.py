@@ -79,10 +79,7 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "context",
-    ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))],
-)
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_of_all_kinds_get_the_same_steps_from_a_cache(tmp_path, loaders, context) -> None:
     folder = write_corpus(tmp_path / "corpus", COUNTS, checksums=True)
     settings = {
@@ -95,7 +92,7 @@ def test_workers_of_all_kinds_get_the_same_steps_from_a_cache(tmp_path, loaders,
         state = [first.state_dict() for _ in first][-1] | {"epoch": 1, "step": 0}
     remote = mm.Loader(
         far_pipeline(folder, **settings),
-        num_workers=1 if context == "spawn" else 2,
+        num_workers=2,
         multiprocessing_context=context,
     )
     loaders += [remote, mm.Loader(pipeline(folder, reshuffle="lanes", drop_last=False))]
@@ -141,7 +138,7 @@ def test_views_stay_what_they_were(corpus, loaders) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on(
     corpus, loaders, num_workers
 ) -> None:
@@ -323,7 +320,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("context", "num_noted"),
     [
-        pytest.param("forkserver", 3, id="forkserver", marks=pytest.mark.slow),
+        pytest.param("forkserver", 3, id="forkserver"),
         pytest.param("fork", 5, id="workers-that-have-the-handler-of-the-script"),
     ],
 )

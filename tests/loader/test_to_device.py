@@ -74,17 +74,6 @@ def test_after_a_break_the_batch_fetched_ahead_comes_again(device: str) -> None:
     assert seen + keys(stage) == keys(FakeLoader(num_steps=4).iter_undelivered())
 
 
-@pytest.mark.parametrize("stop", range(5))
-def test_resuming_at_any_step_gives_the_tail(stop: int) -> None:
-    whole = keys(mm.to_device(FakeLoader(num_steps=4), "cpu"))
-    before = mm.to_device(FakeLoader(num_steps=4), "cpu")
-    batches = iter(before)
-    seen = keys(next(batches) for _ in range(stop))
-    after = mm.to_device(FakeLoader(num_steps=4), "cpu")
-    after.load_state_dict(before.state_dict())
-    assert seen + (keys(after) if stop < 4 else []) == whole
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [

@@ -75,7 +75,7 @@ def assert_nothing_is_lost_or_twice(
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
     counts, bad, listed = data.draw(corpora(), "corpus")
     num_planned = sum(counts) - len(listed)
