@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests import conftest
+from tests.conftest import START_S
 from tests.helpers.paths import ROOT
 
 PYTHON = """#!/bin/sh
@@ -82,63 +84,20 @@ def test_an_environment_that_could_not_be_renewed_is_made_anew(checkout):
     assert not stamp.exists()
 
 
-def test_a_full_disk_is_said_before_the_tests_begin(checkout):
-    for name in ("df", "ruff", "mypy"):
-        program = checkout.parent / "bin" / name
-        program.write_text("#!/bin/sh\necho Avail\necho 1000\n")
-        program.chmod(0o755)
-    wanted = 'cd "$1" && cat pyproject.toml requirements.lock | sha256sum'
-    stamp = checkout / ".venv" / ".mmstream-dev"
-    stamp.parent.mkdir()
-    command = ["sh", "-c", wanted, "sh", str(checkout)]
-    stamp.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
-    done = run_test_sh(checkout)
-    assert done.returncode == 1
-    assert "free some, or set TMPDIR to a larger disk" in done.stderr
+def test_a_test_that_takes_long_is_marked_slow_or_fails(request, monkeypatch):
+    monkeypatch.setattr(conftest, "MAX_STARTS", 0.01)
 
+    def work() -> None:
+        call = conftest.pytest_runtest_call(request.node)
+        next(call)
+        limit = conftest.MAX_STARTS * max(conftest.MIN_START_S, request.config.stash[START_S])
+        end = time.process_time() + 2 * limit
+        while time.process_time() < end:
+            pass
+        with pytest.raises(StopIteration):
+            call.send(None)
 
-BUSY = """
-import time
-import pytest
-
-def work():
-    started = time.process_time()
-    while time.process_time() < started + 0.2:
-        pass
-
-def test_busy():
+    with pytest.raises(pytest.fail.Exception, match="of processor time, more than 0: mark it slow"):
+        work()
+    request.node.add_marker("slow")
     work()
-
-@pytest.mark.slow
-def test_marked():
-    work()
-
-def test_quick():
-    pass
-"""
-
-
-@pytest.mark.slow
-def test_a_test_that_takes_long_is_marked_slow_or_fails(tmp_path):
-    (tmp_path / "conftest.py").write_text(
-        "import tests.conftest\ntests.conftest.MAX_STARTS = 0.01\n"
-    )
-    (tmp_path / "test_busy.py").write_text(BUSY)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.conftest",
-        "-c",
-        ROOT / "pyproject.toml",
-    ]
-    done = subprocess.run(
-        [*command, "-q", "-p", "no:cacheprovider", tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "of processor time, more than 0: mark it slow" in done.stdout
