@@ -12,7 +12,7 @@ import mmstream as mm
 from tools.prove import fuzz
 from tools.prove.fuzz import BrokenPromiseError, Parser, parsers
 
-NUM_INPUTS = 1000
+NUM_INPUTS = 400
 """For each parser. `python -m tools.prove.fuzz --seconds 3600` is the long form."""
 
 NAMES = (

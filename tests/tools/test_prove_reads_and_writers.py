@@ -51,11 +51,9 @@ def test_several_converters_in_one_folder_do_no_harm_and_other_bytes_are_a_fault
     tmp_path: Path,
 ) -> None:
     rows = two_writers.write_rows(tmp_path)
-    expected = two_writers.undisturbed(rows, tmp_path / "alone")
-    other = expected | {"shard-000000.tar": "other"}
-    for number, hashes, fault in ((0, expected, ""), (1, other, "other bytes: shard-000000.tar")):
-        draw = random.Random(number)
-        assert two_writers.fault_of_round(rows, tmp_path / f"{number}", hashes, draw) == fault
+    expected = two_writers.undisturbed(rows, tmp_path / "alone") | {"planted.tar": "other"}
+    fault = two_writers.fault_of_round(rows, tmp_path / "together", expected, random.Random(0))
+    assert fault == "other bytes: planted.tar"
 
 
 @pytest.mark.slow

@@ -196,18 +196,3 @@ def test_a_wheel_is_pure_python_with_its_data_licences_and_version(built):
     assert "License-Expression: Apache-2.0\n" in metadata
     assert "Author: The mmstream authors\n" in metadata
     assert "mmstream = mmstream.cli:main" in entry_points
-
-
-@pytest.mark.slow
-def test_a_wheel_runs_without_being_unpacked(built, tmp_path):
-    (wheel,) = built.glob("*.whl")
-    code = "import mmstream as mm; print(mm.__file__, mm.open_dataset.__name__, mm.__version__)"
-    imported = subprocess.run(  # a wheel is a zip
-        [sys.executable, "-P", "-c", code],
-        env={"PYTHONPATH": str(wheel), "PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    expected = [f"{wheel}/mmstream/__init__.py", "open_dataset", mm.__version__]
-    assert imported.stdout.split() == expected
