@@ -47,7 +47,7 @@ def test_a_run_ends_with_its_epochs_and_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("epochs", "max_steps", "num_steps"),
-    [(None, None, 4), (None, 9, 9), (None, 2, 2), (2, 9, 8), (2, 5, 5)],
+    [(None, None, 4), (None, 9, 9), (2, 9, 8), (2, 5, 5)],
 )
 def test_max_steps_ends_a_run_alone_and_otherwise_whichever_comes_first(
     tmp_path: Path, epochs: int | None, max_steps: int | None, num_steps: int
@@ -68,7 +68,7 @@ def test_an_out_that_is_remote_has_no_metrics_and_one_that_cannot_be_written_no_
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])
+@pytest.mark.parametrize("stop", [1, 4, 5])
 def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
     tmp_path: Path, stop: int
 ) -> None:

@@ -28,9 +28,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, same_number_of_threads: None) -
 
 @pytest.fixture(scope="module")
 def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """24 conversations about one image, two, or none."""
+    """12 conversations about one image, two, or none."""
     folder = tmp_path_factory.mktemp("conversations")
-    rows = [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()[:24]]
+    rows = [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()[:12]]
     conversations = []
     for number, row in enumerate(rows):
         images = [row["image"], rows[number - 1]["image"]][: number % 3]
@@ -73,8 +73,9 @@ def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str
 @pytest.mark.slow
 def test_a_vlm_trains_with_all_options_and_resumes(conversations: str, tmp_path: Path) -> None:
     options = {
-        "model": "vlm", "max_length": 160, "epochs": 2, "precision": "bf16", "accumulate": 2,
-        "micro_batches": 3, "activation_checkpointing": True, "validation": conversations,
+        "model": "vlm", "global_batch_size": 4, "max_length": 160, "epochs": 2,
+        "precision": "bf16", "accumulate": 2, "micro_batches": 3,
+        "activation_checkpointing": True, "validation": conversations,
         "lr": 3e-3, "warmup_steps": 1, "log_keys": True,
     }  # fmt: skip
     whole, lines = run(conversations, tmp_path / "whole", **options)

@@ -68,8 +68,9 @@ def chat_loader(chats: str, batching: Any) -> mm.Loader:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batching", [None, mm.Flat(), mm.Pack(256)])
-@pytest.mark.parametrize("takes_count", [True, False])
+@pytest.mark.parametrize(
+    ("batching", "takes_count"), [(None, True), (mm.Flat(), False), (mm.Pack(256), True)]
+)
 def test_sft_has_the_losses_of_the_plain_trainer(
     chats: str, tmp_path: Any, batching: Any, takes_count: bool
 ) -> None:

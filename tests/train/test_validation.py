@@ -29,7 +29,7 @@ NORMALIZE = mm.Normalize((0.5,) * 3, (0.5,) * 3)
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_a_pass_shows_each_sample_once_in_order_with_marked_padding(tmp_path_factory, data):
     counts = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=5).filter(any), "counts")
     rows = data.draw(st.integers(1, 16), "rows")
