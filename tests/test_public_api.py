@@ -61,11 +61,9 @@ def test_converting_and_planning_import_neither_torch_nor_transformers():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_the_check_of_imports_can_fail():
-    done = run(LIGHT + "mm.to_device\n" + CHECK)
-    assert done.returncode == 1
-    assert "'torch'" in done.stderr
+    done = run("import sys, PIL\n" + CHECK)
+    assert (done.returncode, done.stderr) == (1, "imported: ['PIL']\n")
 
 
 # -- types --------------------------------------------------------------------------------------
