@@ -43,7 +43,7 @@ def make_order(
     return BucketOrder.from_corpus(corpus, buckets, selections_of(counts, numbers), **settings)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=5), "counts")

@@ -114,10 +114,10 @@ def num_reads(order, row_bounds, max_gap):
 
 
 @pytest.mark.parametrize(("range_samples", "max_gap"), [(16, 1), (8, 0)])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 16, 32])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 32])
 def test_the_estimate_is_near_the_counted_reads(ranks, range_samples, max_gap):
     settings = {"grid": (1, 8), "window": 64, "interleave": 64 // range_samples, "chunk": 64}
-    order = Order.from_counts([1000] * 40, global_batch_size=96, **settings)
+    order = Order.from_counts([1000] * 20, global_batch_size=96, **settings)
     bounds = [96 * rank // ranks for rank in range(ranks + 1)]
     counted = num_reads(order, bounds, max_gap) / num_reads(order, [0, 96], max_gap)
     estimated = request_factor(range_samples, 8, bounds)

@@ -39,7 +39,7 @@ def orders(draw, tails=True):
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(orders(), st.integers(0, 3))
 def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
     counts = order._table.counts.tolist()
@@ -59,7 +59,7 @@ def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(orders())
 def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
     walked = steps_of_epoch(order, 1)
@@ -69,7 +69,7 @@ def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(orders())
 def test_windows_deliver_the_rows_that_name_them_and_no_others(order):
     numbers = {n for step in range(order.steps_per_epoch) for n in order.windows(0, step).tolist()}
@@ -88,7 +88,7 @@ def test_windows_deliver_the_rows_that_name_them_and_no_others(order):
     assert delivered == named
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(orders(tails=False))
 def test_substitutes_are_in_the_corpus_and_near_ones_are_not_in_the_same_step(order):
     step = order.steps_per_epoch - 1
@@ -267,7 +267,7 @@ def test_numpy_integers_count_as_the_integers_they_hold():
     assert json.dumps(plain.identity()) == json.dumps(numpy.identity())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(orders(), st.integers(0, 3))
 def test_an_order_comes_back_from_its_identity(order, epoch):
     again = Order.from_identity(json.loads(json.dumps(order.identity())), order.corpus.counts)

@@ -25,22 +25,6 @@ def test_every_source_gives_its_share_to_less_than_two_samples_per_lane():
     assert [counts[0], counts[1], counts[2]] == pytest.approx([1680, 420, 6300], abs=num_lanes)
 
 
-@pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"reshuffle": "lanes"}])
-def test_each_sample_of_a_source_comes_once_in_each_of_its_epochs(how):
-    order = mixture_order(weights=(4, 1, 7), **how)
-    shown = {source: [] for source in range(3)}
-    for step in rows_of_run(order, 500):
-        for source, shard, index in step:
-            shown[source].append((shard, index))
-    for source, name in ((0, "a"), (1, "b")):  # small ones: in the order of steps
-        size = sum(COUNTS[name])
-        for start in range(0, len(shown[source]) - size + 1, size):
-            assert len(set(shown[source][start : start + size])) == size
-    visits = Counter(shown[2])
-    assert len(visits) == sum(COUNTS["c"])
-    assert max(visits.values()) - min(visits.values()) <= 1
-
-
 def test_a_rare_source_of_ten_samples_is_spread_over_64_lanes():
     counts = {"large": [600] * 4, "rare": [10]}
     order = mixture_order(
@@ -71,7 +55,7 @@ def test_a_rare_source_of_ten_samples_is_spread_over_64_lanes():
     how=st.sampled_from([{}, {"shuffle": False}, {"reshuffle": "lanes"}]),
     seed=st.integers(0, 3),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_any_mixture_draws_each_sample_once_per_epoch_of_its_source(
     counts, rows, groups, weights, epoch_steps, window, how, seed
 ):
