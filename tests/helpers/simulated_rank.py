@@ -74,10 +74,6 @@ class SimulatedRun:
         """Return the batches a second between two of them."""
         return (last - first) / (self.arrivals[last] - self.arrivals[first])
 
-    def num_requests(self, since: float = 0.0) -> int:
-        """Return how many requests were sent, from a time on."""
-        return sum(sent.time - 1000 >= since for sent in self.client.sent)
-
 
 class _Dataset:
     """As much of a dataset as a rank asks for."""

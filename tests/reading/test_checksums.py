@@ -114,7 +114,7 @@ def test_every_source_of_a_mixture_is_checked(tmp_path):
     assert len(flips.flips) > 3
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder, tmp_path, seed):
     """Header, padding and payload; bytes between two samples of a range belong to neither."""
     dataset = mm.open_dataset(folder)

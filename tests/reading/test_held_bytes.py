@@ -28,7 +28,7 @@ class CountedMemory(SampleMemory):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "rank", "num_steps"), [(1, 0, 20), (8, 7, 150), (64, 0, 400), (64, 40, 400)]
+    ("num_ranks", "rank", "num_steps"), [(1, 0, 20), (8, 7, 150), (64, 40, 400)]
 )
 @in_virtual_time
 async def test_a_rank_holds_its_plan_and_gaps_of_a_quarter_at_most(

@@ -6,13 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +24,6 @@ from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.step import Job
 from mmstream.tar.lazy_bytes import MIN_FETCH_BYTES, LazyBytes
 from tests.helpers.corpora import write_corpus
-from tests.helpers.media_files import video_file
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import watched_pipeline
 
@@ -342,33 +339,3 @@ def test_damaged_headers_are_errors_as_when_the_sample_is_read_whole(
         assert outcome(ranged) == outcome(None)
     finally:
         shard.write_bytes(content)
-
-
-def numbered_video() -> bytes:
-    """240 frames in two minutes, with a key every 4 seconds and sound: 0.6 MB."""
-    return video_file(
-        "mp4", num_frames=240, fps=2, gop=8, b_frames=2, width=128, height=128, audio_codec="aac"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.s3
-def test_frames_of_a_video_on_s3_take_few_bytes_of_it(s3: str) -> None:
-    content = numbered_video()
-    row = json.dumps({"start_s": 40.0, "end_s": 100.0}).encode()
-    write_corpus(f"{s3}/video", [3], lambda _: {"mp4": content, "json": row}, checksums=True)
-    decoder = mm.VideoDecoder(num_frames=4)
-    pipeline = mm.Pipeline(
-        mm.open_dataset(f"{s3}/video"),
-        global_batch_size=1,
-        decode=mm.Decode(video=decoder, min_lazy_bytes=MIN_LAZY_BYTES),
-    )
-    (batch,) = islice(mm.Loader(pipeline, num_workers=0), 1)  # with a reader process
-    expected = decoder.decode(content, row=json.loads(row))
-    (video,) = batch["video"]
-    assert torch.equal(video, torch.from_numpy(expected.pixels).permute(0, 3, 1, 2))
-    assert batch["video_pts_s"].tolist() == expected.times_s.tolist()
-    lineage = batch["__lineage__"]
-    assert len(content) > 2 * MIN_LAZY_BYTES
-    assert lineage.num_bytes - lineage.transfers.num_bytes < 5 * MIN_FETCH_BYTES
-    assert lineage.transfers.num_bytes <= 2 * 3 * FIRST_BYTES  # also those of later steps

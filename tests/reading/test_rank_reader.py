@@ -111,21 +111,6 @@ async def reading(
         await reader.close()
 
 
-@pytest.mark.parametrize("horizon", [1, 300_000])  # a larger step comes, too
-@in_virtual_time
-async def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset, horizon: int) -> None:
-    async with reading(dataset, horizon) as (reader, transfers):
-        num_taken = 0
-        for step in range(15):
-            samples = await reader.step(0, step)
-            await asyncio.sleep(0.02)
-            num_taken += samples.num_bytes
-            windows = 2 * 12 * 11_264
-            num_held_bytes = sum(planned.samples.num_bytes for planned in reader._arrived)
-            assert num_held_bytes <= windows + horizon + samples.num_bytes
-            assert transfers.num_bytes <= num_taken + windows + horizon + samples.num_bytes
-
-
 @in_virtual_time
 async def test_the_next_epoch_is_read_ahead_and_kept(dataset: mm.Dataset) -> None:
     async with reading(dataset) as (reader, transfers):

@@ -1,4 +1,4 @@
-"""Round trips until the first batch, and until the next epoch's: counted by what a server holds."""
+"""Round trips until the first batch: counted by what a server holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import mmstream as mm
 from mmstream.dataset.index_tars import index_tars
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading.plan import RankPlan
 from mmstream.reading.step import Job
 from tests.helpers.aws import set_only
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
@@ -134,28 +133,9 @@ def pipeline_of(url: str) -> mm.Pipeline:
     return make_pipeline(url, global_batch_size=ROWS, window=None)
 
 
-def ranges_of(pipeline: mm.Pipeline, first: int, num_steps: int) -> list[set[Range]]:
-    """Return the ranges that each step of a run is the first to use."""
-    dataset = pipeline.dataset
-    plan = RankPlan(
-        pipeline.order,
-        (0, ROWS),
-        first,
-        bounds=dataset.shards.bounds,
-        access=lambda shard: dataset.store.access,
-    )
-    steps = [[planned.samples.bounds for planned in plan.plan_step()] for _ in range(num_steps)]
-    return [
-        {(f"bucket/corpus/{dataset.name_of(shard)}", start, stop) for shard, start, stop in step}
-        for step in steps
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7], ids=["start", "resume"])
-def test_the_first_batch_takes_three_round_trips_and_the_next_epoch_none(
-    local: str, gate: Gate, first: int
-) -> None:
+def test_the_first_batch_takes_three_round_trips(local: str, gate: Gate, first: int) -> None:
     samples = samples_of(local, 0, first)
     with ThreadPoolExecutor(1) as thread, ExitStack() as stack:
         stack.callback(gate.open)  # whatever fails, nothing waits for ever
@@ -175,12 +155,3 @@ def test_the_first_batch_takes_three_round_trips_and_the_next_epoch_none(
         gate.wait_for(lambda: gate.has_all(samples))
         gate.release()
         batch.result()  # while all later answers are held
-
-        gate.open()
-        for step in range(first + 1, STEPS - 2):
-            runner.batch(job._replace(step=step))
-        *steps, following = ranges_of(pipeline, first, STEPS - first + 1)
-        new = following.difference(*steps)
-        assert new
-        gate.wait_for(lambda: new <= set(gate.ranges))  # two steps are left; one is asked ahead
-        runner.batch(job._replace(step=STEPS - 2))
