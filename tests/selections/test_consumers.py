@@ -85,31 +85,6 @@ def test_verify_checks_all_stored_samples(corpus: str, tmp_path: Path) -> None:
     assert not list(verify(mm.open_dataset(corpus)[:2]))
 
 
-def test_info_and_show_name_what_a_view_has(
-    corpus: str, monkeypatch: pytest.MonkeyPatch, mmstream: Any
-) -> None:
-    dataset = mm.open_dataset(corpus)
-    dataset.bad = np.array([(0, 1), (4, 17)])
-    view = dataset[:30]
-    for module in ("info", "show"):
-        monkeypatch.setattr(f"mmstream.cli.{module}.open_data", lambda *_, **__: view)
-    code, out, _ = mmstream("info", corpus)
-    assert code == 0
-    assert "30 chosen of 58 samples" in out
-    assert "left out of every epoch: 1 samples" in out
-    about = json.loads(mmstream("info", corpus, "--json")[1])
-    assert (about["num_samples"], about["num_stored_samples"], about["num_bad"]) == (30, 58, 1)
-    assert about["num_bytes"] == view.num_bytes
-    assert set(about["keys"]) <= set(keys(view))
-    assert "30 of 30" in mmstream("info", corpus, "--stats")[1]
-    assert "epoch" in mmstream("info", corpus, "--plan", 5)[1]
-    code, out, _ = mmstream("show", corpus, "--bad")
-    assert "1 sample on the bad list" in out
-    code, _, err = mmstream("show", corpus, "--key", keys(dataset)[-1])
-    assert code != 0
-    assert "not chosen" in err
-
-
 # -- what a run reads ------------------------------------------------------------------------------
 
 
@@ -207,25 +182,6 @@ def test_a_webdataset_pipeline_has_the_chosen_samples(corpus: str) -> None:
     view = mm.open_dataset(corpus)[::3]
     stream = mm.Pipeline(view, global_batch_size=4, drop_last=False).as_webdataset()
     assert sorted(sample["__key__"] for sample in stream) == keys(view)
-
-
-def _refuse_odd(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["json"]["id"] % 2:
-        raise mm.SampleError("odd")
-    return sample
-
-
-def test_substitutes_are_chosen_samples(corpus: str) -> None:
-    view = mm.open_dataset(corpus)[5:45:3]
-    policy = mm.BadSamplePolicy(quarantine=None, max_fraction=1, max_consecutive=1000)
-    pipeline = mm.Pipeline(view, global_batch_size=4, transforms=(_refuse_odd,), bad_samples=policy)
-    shown = set()
-    loader = mm.Loader(pipeline, num_workers=0)
-    for _ in range(3):
-        shown |= {key for batch in loader for key in batch["__key__"]}
-    assert shown <= set(keys(view))
-    assert loader.stats.bad
-    assert all(int(key) % 2 == 0 for key in shown)
 
 
 def _draw(sample: dict[str, Any]) -> dict[str, Any]:

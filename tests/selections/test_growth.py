@@ -17,13 +17,12 @@ import mmstream as mm
 from mmstream.audit.replay import replay
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.removed import take_down
-from mmstream.dataset.select import store_selection
 from mmstream.order import Order
 from mmstream.state import make_state, order_of_state, resume
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.convert_corpus import run as convert
 from tests.helpers.convert_corpus import write_rows
-from tests.helpers.topology import Step, described, joined, run
+from tests.helpers.topology import Step, described, joined
 
 COUNTS = (7, 5, 18)
 
@@ -211,23 +210,6 @@ def test_a_bad_list_that_came_with_the_growth_is_refused_as_ever(tmp_path: Path)
         loader_of.load_state_dict(state)
 
 
-def test_a_source_of_a_mixture_that_grew_is_refused(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "corpus", COUNTS)
-    other = write_tiny(tmp_path / "other", COUNTS)
-
-    def mixed() -> mm.Loader:
-        sources = {"a": mm.open_dataset(folder), "b": mm.open_dataset(other)}
-        mixture = mm.Mixture({name: (data, 1) for name, data in sources.items()}, epoch_steps=9)
-        return mm.Loader(mm.Pipeline(mixture, **SETTINGS), world=mm.World(0, 1))
-
-    before = mixed()
-    next(iter(before))
-    state = before.state_dict()
-    write_tiny(folder, (*COUNTS, 9))
-    with pytest.raises(mm.StateError, match="source a corpus was"):
-        mixed().load_state_dict(state)
-
-
 def test_a_run_goes_on_after_an_append(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weeks = [range(40), range(40, 70), range(60, 90)]
     files = [
@@ -252,18 +234,3 @@ def test_a_run_goes_on_after_an_append(tmp_path: Path, caplog: pytest.LogCapture
     assert [len(keys) for keys in steps] == [66, 90]
     assert all(set(a) < set(b) or len(a) < len(b) for a, b in pairwise(steps))
     assert "grown from 5 to 9 shards: epoch 1 begins with 70 samples; epoch 0 ends" in caplog.text
-
-
-def test_a_stored_selection_of_before_is_refused_with_both_counts(tmp_path: Path) -> None:
-    rows = [{"id": i, "text": f"row {i}"} for i in range(20)]
-    folder = str(tmp_path / "out")
-    convert(write_rows(tmp_path / "a.jsonl", rows), folder)
-    view = mm.open_dataset(folder).where("num_text_bytes > 5")
-    store_selection(view, "test", text=None, name="long", overwrite=False)
-    convert(write_rows(tmp_path / "b.jsonl", [{"id": 50, "text": "x"}]), folder, append=True)
-    with pytest.raises(
-        mm.errors.ManifestError,
-        match=r"20 samples in 3 shards.* 21 in 4: shards were appended since",
-    ):
-        mm.open_dataset(folder).select("long")
-    assert run(mm.Pipeline(mm.open_dataset(folder), **SETTINGS)).steps

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.removed import REMOVED_NAME, take_down
 from mmstream.storage import write_lock
@@ -140,26 +138,6 @@ def test_a_mixture_goes_on_and_other_samples_take_the_rows(corpus: str, tmp_path
     assert not {("a", ref) for ref in REFS} & set(shown_refs)
 
 
-def test_a_view_leaves_out_what_was_taken_down(corpus: str) -> None:
-    take_down(mm.open_dataset(corpus), REFS, "request")
-    view = mm.open_dataset(corpus)[::3]
-    run = loader(view, drop_last=False)
-    refs = {tuple(ref) for batch in run for ref in batch["__lineage__"].shown}
-    dataset = mm.open_dataset(corpus)
-    chosen = {dataset[::3].refs(np.arange(len(dataset[::3])))[n] for n in range(len(dataset[::3]))}
-    assert refs == chosen - set(REFS)
-
-
-def test_a_bad_list_that_changed_is_still_another_order(corpus: str) -> None:
-    run = loader(mm.open_dataset(corpus))
-    shown(iter(run), 2)
-    state = run.state_dict()
-    take_down(mm.open_dataset(corpus), REFS, "request")
-    write_bad(mm.open_dataset(corpus), [(3, 1)])
-    with pytest.raises(mm.StateError, match="bad was None"):
-        loader(mm.open_dataset(corpus)).load_state_dict(state)
-
-
 def test_a_damaged_or_foreign_file_opens_nothing(corpus: str, tmp_path: Path) -> None:
     take_down(mm.open_dataset(corpus), REFS, "request")
     path = Path(corpus, REMOVED_NAME)
@@ -204,23 +182,6 @@ def keys_file(tmp_path: Path, *keys: str) -> Path:
     path = tmp_path / "keys.txt"
     path.write_text("\n".join(keys) + "\n", "utf-8")
     return path
-
-
-def test_the_command_takes_down_all_samples_with_a_key(
-    mmstream, corpus: str, tmp_path: Path
-) -> None:
-    keys = keys_file(tmp_path, "000003", "000050")
-    code, out, _ = mmstream("takedown", corpus, "--keys-file", keys, "--reason", "request 17")
-    assert (code, out) == (0, "2 samples taken down: request 17\n")
-    keys = keys_file(tmp_path, "000003", "000004", "")
-    code, out, _ = mmstream("takedown", corpus, "--keys-file", keys, "--reason", "18")
-    assert (code, out) == (0, "1 sample taken down; 1 were taken down before: 18\n")
-    dataset = mm.open_dataset(corpus)
-    assert sorted(dataset.shards.read(*ref)["__key__"] for ref in dataset.removed) == [
-        "000003",
-        "000004",
-        "000050",
-    ]
 
 
 def test_a_key_of_no_sample_ends_the_command_before_anything_is_written(
