@@ -53,8 +53,6 @@ class MountFaults:
     fail_every: int = 0
     """Every n-th read fails; 0: none."""
     error: int = errno.EIO
-    mute_every: int = 0
-    """Every n-th read is never answered; 0: none."""
     is_away: bool = False
     """Nothing is answered. What was asked is answered when the server is back."""
 
@@ -75,27 +73,17 @@ class FaultyMount:
         self._process = process
         self._faults = MountFaults()
 
-    def set(self, **changes: Any) -> None:
-        """Change faults; the server knows them when this returns."""
+    def set(self, **changes: Any) -> dict[str, int]:
+        """Change faults; the server knows them when this returns.
+
+        Returns:
+            `num_faults`, how many reads have failed, and `num_waiting`, how many requests wait
+            for a server that is away.
+        """
         self._faults = replace(self._faults, **changes)
-        self._ask(asdict(self._faults))
-
-    def num_reads(self) -> int:
-        """Return how many reads the server has got."""
-        return self._ask(None)["num_reads"]
-
-    def num_faults(self) -> int:
-        """Return how many of them failed, or were not answered."""
-        return self._ask(None)["num_faults"]
-
-    def num_waiting(self) -> int:
-        """Return how many requests wait for a server that is away."""
-        return self._ask(None)["num_waiting"]
-
-    def _ask(self, faults: dict[str, int] | None) -> dict[str, int]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(faults) + "\n")
+        self._process.stdin.write(json.dumps(asdict(self._faults)) + "\n")
         self._process.stdin.flush()
         counts: dict[str, int] = json.loads(self._process.stdout.readline())
         return counts
@@ -109,7 +97,7 @@ def faulty_mount(folder: Path, point: Path) -> Iterator[FaultyMount]:
     # The server unmounts and ends when its stdin does, at the end of the context.
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
         mount = FaultyMount(process)
-        mount.num_reads()  # it is mounted
+        mount.set()  # it is mounted
         yield mount
 
 
@@ -120,7 +108,7 @@ class _Server:
         self._files: dict[int, int] = {}
         self._waiting: list[bytes] = []
         self.faults = MountFaults()
-        self.counts = {"num_reads": 0, "num_faults": 0}
+        self.num_reads = self.num_faults = 0
 
     def serve(self, device: int) -> None:
         """Answer requests of the kernel and lines of stdin, until stdin ends."""
@@ -133,11 +121,9 @@ class _Server:
                 line = sys.stdin.readline()
                 if not line:
                     return
-                faults = json.loads(line)
-                if faults is not None:
-                    self.faults = MountFaults(**faults)
-                num_waiting = len(self._waiting)
-                sys.stdout.write(json.dumps({**self.counts, "num_waiting": num_waiting}) + "\n")
+                self.faults = MountFaults(**json.loads(line))
+                counts = {"num_faults": self.num_faults, "num_waiting": len(self._waiting)}
+                sys.stdout.write(json.dumps(counts) + "\n")
                 sys.stdout.flush()
             while self._waiting and not self.faults.is_away:
                 answer = self._answer(self._waiting.pop(0))
@@ -153,12 +139,10 @@ class _Server:
             body = self._body(opcode, node, request[HEADER.size :])
         except OSError as error:
             return struct.pack("=IiQ", 16, -(error.errno or errno.EIO), number)
-        if body is None:
-            return None
         return struct.pack("=IiQ", 16 + len(body), 0, number) + body
 
-    def _body(self, opcode: int, node: int, words: bytes) -> bytes | None:
-        """Return the answer to a request; None: there is none."""
+    def _body(self, opcode: int, node: int, words: bytes) -> bytes:
+        """Return the answer to a request."""
         if opcode == INIT:
             _, _, readahead, flags = struct.unpack_from("=4I", words)
             return struct.pack(
@@ -178,12 +162,12 @@ class _Server:
             return struct.pack("=Q2I", file, DIRECT_IO, 0)
         if opcode == OPENDIR:
             return bytes(16)
-        if opcode == READ:
-            file, start, num_bytes = struct.unpack_from("=2QI", words)
-            return self._read(file, start, num_bytes)
         if opcode == READDIR:
             _, first, most = struct.unpack_from("=2QI", words)
             return _entries(path, first, most)
+        if opcode == READ:
+            file, start, num_bytes = struct.unpack_from("=2QI", words)
+            return self._read(file, start, num_bytes)
         if opcode == STATFS:
             return struct.pack("=5Q10I", 0, 0, 0, 0, 0, 4096, 255, 4096, *[0] * 7)
         if opcode == RELEASE:
@@ -192,15 +176,11 @@ class _Server:
             raise OSError(errno.ENOSYS, "")
         return b""
 
-    def _read(self, file: int, start: int, num_bytes: int) -> bytes | None:
-        self.counts["num_reads"] += 1
-        number, faults = self.counts["num_reads"], self.faults
-        if faults.mute_every and number % faults.mute_every == 0:
-            self.counts["num_faults"] += 1
-            return None
-        if faults.fail_every and number % faults.fail_every == 0:
-            self.counts["num_faults"] += 1
-            raise OSError(faults.error, "")
+    def _read(self, file: int, start: int, num_bytes: int) -> bytes:
+        self.num_reads += 1
+        if self.faults.fail_every and self.num_reads % self.faults.fail_every == 0:
+            self.num_faults += 1
+            raise OSError(self.faults.error, "")
         return os.pread(file, num_bytes, start)
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 def come_back(mount: FaultyMount) -> None:
     """Answer again once a request waits."""
-    while not mount.num_waiting():
+    while not mount.set()["num_waiting"]:
         time.sleep(0.01)
     mount.set(is_away=False)
 
@@ -47,4 +47,4 @@ def test_a_mount_whose_reads_fail_has_the_batches_of_the_folder(tmp_path: Path) 
         helper.start()
         assert epoch(mm.Pipeline(dataset, **options)) == expected
         helper.join()
-        assert mount.num_faults()
+        assert mount.set()["num_faults"]
