@@ -561,7 +561,7 @@ def test_a_browser_shows_the_pages_and_forbids_nothing_of_them(folder, tmp_path)
 @pytest.mark.slow
 def test_a_browser_runs_nothing_of_hostile_data(tmp_path):
     with serving(write_corpus(tmp_path / "data", [4], hostile)) as port:
-        for page in ("", *(f"sample/0/{index}" for index in range(4))):
+        for page in ("", "sample/0/0", "sample/0/3"):  # the first one shows all four
             address = f"http://127.0.0.1:{port}/{page}?token={TOKEN}"
             opened = open_page(address, tmp_path / f"profile{page[-1:]}")
             assert [line for line in opened.messages if "Refused" in line] == []
