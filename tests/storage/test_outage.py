@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.helpers.corpora import write_corpus
-from tests.helpers.topology import collate_in_workers, epochs, small_loader
+from tests.helpers.topology import epochs, small_loader
 
 pytestmark = pytest.mark.s3
 
@@ -24,18 +24,15 @@ def corpus_url(s3, tmp_path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_workers, caplog):
+def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, caplog):
     def come_back() -> None:
-        while num_workers == 0 and WARNING not in caplog.text:
+        while WARNING not in caplog.text:
             time.sleep(0.1)
         time.sleep(0.5)
         proxy.come_back()
 
-    expected = [
-        batch["txt"] for batch in epochs(small_loader(corpus_url, collate=collate_in_workers))
-    ]
-    loader, batches = small_loader(corpus_url, num_workers, collate=collate_in_workers), []
+    expected = [batch["txt"] for batch in epochs(small_loader(corpus_url))]
+    loader, batches = small_loader(corpus_url), []
     with caplog.at_level(logging.WARNING):
         for batch in epochs(loader):
             batches.append(batch["txt"])
@@ -46,8 +43,7 @@ def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_worker
     loader.close()
     thread.join()
     assert batches == expected
-    if num_workers == 0:  # workers log in their own processes
-        warning = next(text for text in caplog.messages if WARNING in text)
-        found = re.search(r"s3://.*: fails since \d\d:\d\d:\d\d \((\d+) s\): ", warning)
-        assert found
-        assert int(found[1]) >= 5
+    warning = next(text for text in caplog.messages if WARNING in text)
+    found = re.search(r"s3://.*: fails since \d\d:\d\d:\d\d \((\d+) s\): ", warning)
+    assert found
+    assert int(found[1]) >= 5

@@ -1,75 +1,22 @@
-"""Packs from a real S3 server: measure, plan, batches behind faults, and training."""
+"""Packs from a real S3 server: measure, plan, and training."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import mmstream as mm
-from mmstream.cli import cli
 from mmstream.storage import open_store
-from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.forked_ranks import run_starts
-from tests.helpers.http_fault_proxy import FaultProxy, Faults
 from tests.helpers.logged_runs import require_exact
 from tests.helpers.packed_texts import write_texts
 from tests.helpers.packs_pipeline import pipeline as packs_pipeline
 
 pytestmark = pytest.mark.s3
-
-COUNTS = [150, 150, 150, 150]
-MAX_TOKENS = 128
-DECODE = mm.Decode(text=mm.TextDecoder(byte_tokenizer(chat=True), max_length=MAX_TOKENS))
-FAULTS = Faults(
-    latency_s=0.002,
-    reset=0.02,
-    truncate=0.02,
-    busy=0.02,
-    flip=0.01,
-    stall=0.003,
-    retry_after_s=0,
-    only=r"\.tar$",
-)
-
-
-@pytest.fixture(scope="module")
-def corpora(s3: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The same texts in a folder and on the server."""
-    local = write_texts(tmp_path_factory.mktemp("texts"), COUNTS, checksums=True)
-    return local, write_texts(f"{s3}/texts", COUNTS, checksums=True)
-
-
-@pytest.fixture(scope="module")
-def planned(corpora: tuple[str, str]) -> tuple[str, str]:
-    """The same with a measure and a plan, which the command line has written."""
-    for url in corpora:
-        words = ("plan", url, "--max-tokens", str(MAX_TOKENS), "--tokenizer", "bytes")
-        done = CliRunner().invoke(cli, words)
-        assert done.exit_code == 0, done.output
-    return corpora
-
-
-def loader_of(url: str, world: mm.World | None = None, **settings: Any) -> mm.Loader:
-    num_workers, grid = settings.pop("num_workers", 0), settings.pop("grid", None)
-    pipeline = mm.Pipeline(
-        mm.open_dataset(url),
-        global_batch_size=8,
-        seed=3,
-        grid=grid,
-        decode=DECODE,
-        batching=mm.Pack(MAX_TOKENS, **settings),
-    )
-    return mm.Loader(pipeline, num_workers=num_workers, world=world)
-
-
-def content(batch: dict[str, Any]) -> tuple[Any, ...]:
-    rows = batch["__lineage__"].rows
-    return batch["__key__"], rows, batch["input_ids"].tolist(), batch["position_ids"].tolist()
 
 
 def files_of(url: str) -> dict[str, bytes]:
@@ -83,27 +30,15 @@ def files_of(url: str) -> dict[str, bytes]:
 
 
 def test_measure_and_plan_on_the_server_are_those_of_a_folder(
-    planned: tuple[str, str],
+    s3: str, tmp_path: Path, mmstream: Callable[..., tuple[int, str, str]]
 ) -> None:
-    local, remote = map(files_of, planned)
+    urls = [write_texts(folder, [90, 90]) for folder in (tmp_path / "texts", f"{s3}/texts")]
+    for url in urls:
+        assert mmstream("plan", url, "--max-tokens", 128, "--tokenizer", "bytes")[0] == 0
+    local, remote = map(files_of, urls)
     assert local.keys() == remote.keys()
     assert len({name.partition("/")[0] for name in local}) == 2
     assert [name for name in local if local[name] != remote[name]] == []
-
-
-@pytest.mark.slow
-def test_packs_behind_faults_are_those_of_a_local_disk(
-    planned: tuple[str, str], proxy: FaultProxy
-) -> None:
-    local, remote = planned
-    expected = [content(batch) for batch in loader_of(local)]
-    proxy.set(FAULTS)
-    loader = loader_of(remote, num_workers=1)
-    assert [content(batch) for batch in loader] == expected
-    loader.close()
-    assert loader.stats.num_bad == 0
-    assert loader.stats.fill == loader.stats.planned_fill
-    assert sum(proxy.counts().faults.values()) > 0
 
 
 def chat(number: int) -> dict[str, bytes]:

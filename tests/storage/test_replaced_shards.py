@@ -57,7 +57,7 @@ def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
 
 @pytest.mark.parametrize(
     ("change", "num_workers"),
-    [(same_size, 0), (longer, 0), pytest.param(longer, 2, marks=pytest.mark.slow)],
+    [(same_size, 0), pytest.param(longer, 2, marks=pytest.mark.slow)],
 )
 def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers):
     expected = [batch["__key__"] for batch in epochs(small_loader(folder))]
@@ -109,15 +109,6 @@ def test_the_old_file_put_back_is_read_on(tmp_path):
     assert dataset[40]["txt"] == text
 
 
-def test_with_checksums_ranges_of_a_replaced_shard_are_read_again_side_by_side(tmp_path):
-    dataset = watched(mm.open_dataset(write_corpus(tmp_path, [40, 40], checksums=True)))
-    assert dataset[40]
-    os.utime(tmp_path / SHARD)
-    dataset.store.range_reads.clear()
-    assert len(dataset.shards.read_bytes([(1, index) for index in range(40)])) == 40
-    assert len(dataset.store.range_reads) == 2
-
-
 def test_samples_that_are_read_together_are_read_once_more_where_a_range_failed(tmp_path):
     failures: list[StorageError] = []
 
@@ -132,15 +123,6 @@ def test_samples_that_are_read_together_are_read_once_more_where_a_range_failed(
     failures[:] = [StorageError("away")] * 3
     with pytest.raises(StorageError):
         dataset.shards.read_bytes([(0, 0), (0, 1)])
-
-
-def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path):
-    folder = write_corpus(tmp_path, [40, 40])
-    loader = small_loader(folder)
-    Path(folder, SHARD).unlink()
-    os.mkfifo(Path(folder, SHARD))
-    with pytest.raises(ShardError, match=rf"{SHARD}: a FIFO; a file is needed"):
-        list(loader)
 
 
 def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplog):

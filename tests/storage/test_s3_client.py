@@ -113,18 +113,23 @@ def test_an_anonymous_request_is_not_signed(keyless, variable):
 
 
 def test_an_expired_token_is_renewed_once_for_all_requests(keyless, tmp_path):
-    write_credential_process(tmp_path)
+    calls = write_credential_process(tmp_path)
 
     def answer(request):
         if request.access_key == "KEY0":
             return refused("400 Bad Request", "ExpiredToken", "The provided token has expired.")
         return ranged(request, DATA)
 
-    data, _, stub = ask(answer, num_reads=3)
-    assert data == DATA[3:9]
-    keys = [request.access_key for request in stub.requests]
-    assert keys == ["KEY0", "KEY1", "KEY1", "KEY1"]
-    assert stub.requests[0].headers["x-amz-security-token"] == "T"
+    async def read_side_by_side():
+        async with talking(answer) as (client, stub):
+            first = await asyncio.gather(*(read(client) for _ in range(9)))
+            return [*first, await read(client)], stub.requests
+
+    reads, requests = in_loop(read_side_by_side())
+    assert [data for data, _ in reads] == [DATA[3:9]] * 10
+    assert [request.access_key for request in requests].count("KEY1") == 10
+    assert len(list(calls.iterdir())) == 2  # KEY0, KEY1
+    assert requests[0].headers["x-amz-security-token"] == "T"
 
 
 # -- answers -------------------------------------------------------------------------------------

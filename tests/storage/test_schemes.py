@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import tarfile
 import time
 from contextlib import ExitStack
 from email.utils import formatdate
@@ -14,10 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 import mmstream as mm
-from mmstream.converting.draft import MediaRef, RowError
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import Store, open_store, remote
-from tests.helpers.media import load_media
 from tests.helpers.web_stubs import AzureStub, GoogleStub, HubStub, Stub, WebStub, running
 
 AZURE_KEY = "c2VjcmV0LWtleS1vZi1henVyZQ=="
@@ -166,14 +163,11 @@ def test_what_can_only_be_read_says_so(kind, serve):
             call()
 
 
-@pytest.mark.slow
 def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
     with running(WebStub, objects_of(corpus, "corpus"), has_ranges=False) as server:
         with pytest.raises(StorageError, match="the server does not know ranges"):
             open_store(f"{server.url}/corpus").read_range("shard-000000.tar", 5, 10)
         assert len(server.requests) == 5
-        with pytest.raises(StorageError, match="the server does not know ranges"):
-            batches(f"{server.url}/corpus")
 
 
 @pytest.mark.parametrize("kind", ["page", "forbidden"])
@@ -260,26 +254,3 @@ def test_a_url_that_lost_a_slash_is_no_folder(url, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"with two slashes"):
         mm.convert([{"text": "a"}], url, progress=False)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["google", "azure", "hub"])
-def test_rows_name_media_there(kind, serve, corpus):
-    root = serve(kind).corpus
-    shard = Path(corpus, "shard-000000.tar")
-    with tarfile.open(shard) as tar:
-        member = next(member for member in tar if member.name.endswith(".jpg"))
-        photo = tar.extractfile(member).read()
-    span = f"shard-000000.tar:{member.offset_data}:{member.size}"
-    for path in (f"tar://{member.name}::shard-000000.tar", span):
-        [medium] = load_media([MediaRef("image", path)], root)
-        assert medium.data == photo
-        [medium] = load_media([MediaRef("image", f"{root}/{span}")], None, allow_urls=(root,))
-        assert medium.data == photo
-    with pytest.raises(RowError, match="not an image"):
-        load_media([MediaRef("image", "shard-000000.tar")], root)
-    with pytest.raises(RowError, match="no such object"):
-        load_media([MediaRef("image", "absent.jpg")], root)
-    bucket = "/".join(root.split("/")[:3])
-    with pytest.raises(RowError, match=f"Allow them with --allow-url {bucket}/"):
-        load_media([MediaRef("image", f"{root}/a.jpg")], None)

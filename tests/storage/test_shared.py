@@ -18,7 +18,6 @@ from mmstream.storage import LocalStore, ReplacedError, SharedStore, local
 from mmstream.storage.local import file_system_of
 from mmstream.storage.write_lock import write_lock
 from tests.helpers.corpora import write_corpus
-from tests.helpers.topology import collate_in_workers
 
 MOUNTS = """\
 22 1 254:1 / / rw,noatime shared:1 - ext4 /dev/vda1 rw
@@ -110,16 +109,6 @@ def test_a_read_that_fails_for_a_while_is_tried_again(store, monkeypatch, pauses
     assert len(pauses) == 2
 
 
-def test_a_server_that_stays_away_is_an_error_that_says_since_when(store, monkeypatch, pauses):
-    store.read_range("a.tar", 0, 1)
-    failing(monkeypatch, "pread", forever=errno.EIO)
-    with pytest.raises(
-        StorageError, match=r"a\.tar: failed \d+ times in 3\d\d\.\d s.*Input/output"
-    ):
-        store.read_range("a.tar", 0, 1)
-    assert 290 < sum(pauses) < 310
-
-
 def test_missing_rights_are_not_tried_again(store, monkeypatch, pauses):
     failing(monkeypatch, "open", forever=errno.EACCES)
     with pytest.raises(StorageError, match=r"a\.tar: Permission denied"):
@@ -158,17 +147,3 @@ def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch,
     index_tars(folder, output=f"{memory_url}/index", progress=False)  # the tars are in a folder
     dataset = mm.open_dataset(f"{memory_url}/index", allow_foreign_urls=True, storage_kind="shared")
     assert type(dataset.store) is SharedStore
-
-
-def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
-    folder = write_corpus(tmp_path / "a", [30, 1, 0, 40], checksums=True)
-
-    def keys(kind, num_workers):
-        dataset = mm.open_dataset(folder, storage_kind=kind)
-        pipeline = mm.Pipeline(dataset, global_batch_size=8, collate=collate_in_workers)
-        loader = mm.Loader(pipeline, num_workers=num_workers)
-        batches = [batch["__key__"] for _ in range(2) for batch in loader]
-        loader.close()
-        return batches
-
-    assert keys("shared", 1) == keys("local", 0)

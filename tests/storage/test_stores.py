@@ -7,21 +7,22 @@ import os
 import pickle
 import threading
 import time
+from contextlib import closing
+from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
+import mmstream as mm
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import (
     LocalStore,
     MemoryStore,
     RemoteStore,
     Store,
-    join_url,
     open_store,
     remote,
-    split_url,
 )
 from mmstream.storage.store import MAX_REQUESTS_SIDE_BY_SIDE, map_requests
 
@@ -152,21 +153,16 @@ def test_an_error_in_the_block_leaves_what_was_there(store, old):
     assert folder is None or os.listdir(folder) == old  # noqa: PTH208
 
 
-def test_a_store_is_a_value(store):
-    store.write("a", DATA)  # a client is there now
-    other = pickle.loads(pickle.dumps(store))
-    assert other == store
-    assert hash(other) == hash(store)
-    assert other.read("a") == DATA
-
-
-def test_a_local_path_is_that_of_the_object(store):
-    store.write("deep/a", DATA)
-    path = store.local_path("deep/a")
-    assert (path is None) == (type(store) is not LocalStore)
-    if path is not None:
-        with open(path, "rb") as file:  # noqa: PTH123
-            assert file.read() == DATA
+@pytest.mark.slow
+def test_worker_processes_read_a_dataset_in_memory(corpus, memory_url):
+    for path in Path(corpus).iterdir():
+        open_store(memory_url).write(path.name, path.read_bytes())
+    keys = []
+    for url, num_workers in ((corpus, 0), (memory_url, 2)):
+        pipeline = mm.Pipeline(mm.open_dataset(url), global_batch_size=4, seed=3)
+        with closing(mm.Loader(pipeline, num_workers=num_workers)) as loader:
+            keys.append([batch["__key__"] for batch in loader])
+    assert keys[0] == keys[1]
 
 
 def test_open_store_knows_folders_files_and_prefixes(tmp_path, monkeypatch):
@@ -252,8 +248,3 @@ def test_ranges_of_an_asynchronous_client_are_requested_side_by_side(monkeypatch
     ranges = [("a", start, start + 1) for start in range(500)]
     assert open_store("gs://bucket/x").read_ranges(ranges) == [bytes(1)] * 500
     assert client.most_in_flight == remote.MAX_REQUESTS_IN_FLIGHT
-
-
-@pytest.mark.parametrize("url", ["s3://bucket/deep/x.tar", "/folder/deep/x.tar", "/x.tar"])
-def test_split_and_join_are_inverse(url):
-    assert join_url(*split_url(url)) == url

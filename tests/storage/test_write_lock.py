@@ -215,7 +215,7 @@ def test_a_lock_in_a_folder_needs_neither_flock_nor_links(tmp_path, quick, monke
 def contend(store, mark, barrier, counts):
     barrier.wait(500)
     wins = 0
-    for _ in range(20):
+    for _ in range(10):
         try:
             with write_lock.write_lock(store, "convert") as lock:
                 fd = os.open(mark, os.O_CREAT | os.O_EXCL)  # fails if another holder is inside
