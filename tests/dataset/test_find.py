@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import keys as keys_module
 from mmstream.dataset.keys import parse_address
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import grouped, make_corpus
 from tests.helpers.corpora import captioned, write_corpus, write_shard
-from tests.helpers.stores import watched
 
 
 def write_keys(folder, *shards):
@@ -83,15 +80,6 @@ def test_every_sample_of_a_conversion_comes_by_its_key(tmp_path, options, name):
             dataset[key]
 
 
-def test_keys_of_a_conversion_are_read_from_the_sidecars(tmp_path):
-    convert_rows(tmp_path, samples_per_shard=10)
-    dataset = watched(mm.open_dataset(tmp_path / "shards"))
-    keys = [sample["__key__"] for sample in dataset]
-    num_reads = len(dataset.store.range_reads)
-    assert [dataset[key]["__key__"] for key in keys] == keys
-    assert len(dataset.store.range_reads) - num_reads == 2 * len(keys)  # the header and the sample
-
-
 def test_a_damaged_header_hides_its_own_key_only(tmp_path, caplog):
     dataset = write_keys(tmp_path, ["a", "b", "c"])
     path = tmp_path / "a.tar"
@@ -104,22 +92,6 @@ def test_a_damaged_header_hides_its_own_key_only(tmp_path, caplog):
     assert "a.tar[1]: no key: not a tar header" in caplog.text
     with pytest.raises(KeyError):
         dataset["b"]
-
-
-def test_what_was_read_of_keys_does_not_travel_to_workers(tmp_path):
-    dataset = write_keys(tmp_path, [f"k{n}" for n in range(500)])
-    before = len(pickle.dumps(dataset))
-    assert dataset["k7"]["__key__"] == "k7"
-    assert len(pickle.dumps(dataset)) - before < 200
-    assert pickle.loads(pickle.dumps(dataset))["k7"]["__key__"] == "k7"
-
-
-@pytest.mark.s3
-def test_a_key_in_object_storage_takes_a_header_per_sample(s3, tmp_path):
-    url = write_corpus(f"{s3}/{tmp_path.name}", [5, 6])
-    dataset = watched(mm.open_dataset(url))
-    assert dataset["000007"]["__key__"] == "000007"
-    assert dataset.store.num_range_bytes < 11 * 512 + 512 + 8000
 
 
 # -- by address ---------------------------------------------------------------------------------
@@ -145,11 +117,6 @@ def test_a_line_of_a_log_leads_to_its_sample(tmp_path, line):
     assert dataset.find(line) == dataset[5]
 
 
-def test_names_are_escaped_only_where_the_plain_ones_do_not_match(monkeypatch):
-    monkeypatch.setattr(keys_module, "escaped", None)
-    assert parse_address("W a.tar[1] x", {"a.tar": 0}, [2]) == (0, 1)
-
-
 def test_a_line_of_a_mixture_leads_to_the_source(tmp_path):
     datasets = {n: mm.open_dataset(write_corpus(tmp_path / n, [3, 4])) for n in ("a", "b")}
     mixture = mm.Mixture({name: (d, 1) for name, d in datasets.items()}, stop="all")
@@ -168,7 +135,7 @@ def test_a_line_of_a_mixture_leads_to_the_source(tmp_path):
         ("shard-000000.tar[3]", "it has 3 samples"),
         ("shard-000000.tar[99999999999999999999]", "names no sample"),
         ("xshard-000000.tar[1]", "no such shard"),
-        ("x[1]" * 10_000, "no such shard"),
+        ("x[1]" * 2_000, "no such shard"),
         ('{"shard": "shard-000000.tar", "index": -1}', "it has 3 samples"),
         ("W shard-000000.tar[2] 000009.jpg: x", "another dataset, where shard-000000.tar[2] is"),
         ("[7] INFO: shard-000000.tar[2] a/b: filter: x", "of another dataset"),

@@ -92,22 +92,6 @@ def test_headers_are_hopped_over_payloads(tmp_path):
     assert len(store.ranges) <= 2 * 20 + 2  # small members come with their neighbours
 
 
-def test_small_members_are_read_through_in_few_reads(tmp_path):
-    samples = [(f"{i:06d}.{field}", bytes(300)) for i in range(2000) for field in ("jpg", "txt")]
-    (tmp_path / "a.tar").write_bytes(make_tar(samples))
-    store = WatchedStore(open_store(tmp_path))
-    assert build_index(store, "a.tar").size == 2001
-    assert store.num_range_bytes < 1.01 * store.size("a.tar")
-    assert len(store.ranges) <= 24  # 4 MB in reads of 16 kB would be 250
-
-
-def test_of_a_remote_tar_each_byte_is_read_at_most_once():
-    store = CountingStore(big_tar())
-    assert build_index(store, "a.tar").size == 21
-    assert store.num_bytes <= len(store.data)
-    assert store.num_reads <= 2 * 20 + 2
-
-
 @mock.patch("mmstream.dataset.index.READ_BYTES", 16)
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(0, 9), st.integers(0, 50))
 @example([40, 3, 5, 33], 2, 50)

@@ -90,13 +90,6 @@ def test_the_worked_example_of_the_module():
         columns.bounds(np.array([0, 300]))
 
 
-def test_a_sample_takes_two_bytes_and_six_with_its_checksum():
-    offsets = np.arange(5001) * 112 * 1024
-    for checksums, most in ((None, 2.03), (np.zeros(5000, dtype=np.uint32), 6.03)):
-        num_bytes = columns_of(offsets, checksums).num_bytes + ROW.itemsize
-        assert num_bytes / 5000 <= most
-
-
 def test_no_changed_byte_is_taken_for_a_part(store):
     part = written(store, (4096, [0, 1024, 3072], [0x11223344, 5]), (1 << 26, LONG, None))
     right = store.read(part.name)
@@ -160,12 +153,3 @@ def test_lengths_that_do_not_lead_from_anchor_to_anchor_are_refused(store, wrong
     part = writer.write(store)
     with pytest.raises(ShardError, match="not those of a tar"):
         columns_in(store.read(part.name), part)
-
-
-def test_a_part_of_other_shards_is_refused(store):
-    part = written(store, (4096, [0, 1024, 3072], None))
-    data = store.read(part.name)
-    with pytest.raises(ShardError, match="of other shards"):
-        decode_table(data, part.name, replace(part, last_shard=1))
-    with pytest.raises(ShardError, match="of other shards"):
-        decode_table(data[:50], part.name, part)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmstream import Decode, ImageDecoder
+from mmstream.dataset import index as index_module
 from mmstream.dataset.index import decode_index, encode_index
 from mmstream.dataset.index_tars import IndexReport, index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
@@ -103,20 +104,15 @@ def test_indexes_elsewhere_leave_the_tars_alone(tars, tmp_path, num_threads, end
 
 
 def test_a_tar_that_came_or_went_changes_the_manifest(tars):
-    index(tars)
+    index(tars, checksums=True)
     (tars / "c.tar").write_bytes(A)
-    assert index(tars).num_built == 1
+    report = index(tars, checksums=True)
+    assert (report.num_built, report.num_summed) == (1, 1)  # the others are not read again
     assert len(open_dataset(tars)) == 5
+    assert all(shard.sha256 for shard in open_dataset(tars).manifest.shards)
     (tars / "a.tar").unlink()
     assert index(tars).num_built == 0
     assert samples_of(tars) == read_by_mmstream(B) + read_by_mmstream(A)
-
-
-def test_a_replaced_tar_needs_overwrite(tars):
-    index(tars)
-    (tars / "a.tar").write_bytes(B)
-    assert index(tars, overwrite=True).num_samples == 2
-    assert samples_of(tars) == read_by_mmstream(B) * 2
 
 
 @pytest.mark.parametrize("size", [12, 1 << 40])
@@ -146,14 +142,6 @@ def test_a_new_manifest_keeps_the_checksums_that_fit_their_indexes(converted, ca
     tar = next(converted.glob("*.tar"))
     flip_bit(tar, 512)  # in the data of the first sample
     assert any("checksum" in problem for problem in problems(converted))
-
-
-def test_checksums_that_do_not_fit_are_dropped_with_a_warning(converted, caplog):
-    (converted / MANIFEST_NAME).unlink()
-    flip_bit(sorted(converted.glob("*.crc32c"))[0], 0)
-    index(converted)
-    assert "tars have no checksums, so none are compared" in caplog.text
-    assert open_dataset(converted).manifest.checksums is None
 
 
 @pytest.mark.parametrize(
@@ -292,7 +280,8 @@ def checksummed(folder):
     return {path.name for path in Path(folder).glob("*.crc32c")}
 
 
-def test_checksums_of_foreign_tars_are_made_on_request(tars, caplog):
+def test_checksums_of_foreign_tars_are_made_on_request(tars, caplog, monkeypatch):
+    monkeypatch.setattr(index_module, "READ_BYTES", 1000)  # so the end is a read of its own
     index(tars)
     assert checksummed(tars) == set()
     caplog.set_level("INFO")
@@ -321,15 +310,6 @@ def test_what_was_indexed_with_checksums_is_read_again_only_on_request(tars):
         assert tree(tars) | before == tree(tars)  # and a part of the manifest between
 
 
-def test_a_conversion_keeps_its_checksums_when_an_index_is_built_again(converted):
-    before = tree(converted)
-    (converted / f"{SHARD}.idx").unlink()
-    assert index(converted).num_built == 1
-    assert index(converted, overwrite=True).num_built == 5
-    assert index(converted, checksums=True).num_summed == 0
-    assert tree(converted) == before
-
-
 def test_checksums_of_another_tar_are_dropped_and_the_dataset_says_so(converted, caplog):
     write_shard(converted, SHARD, [(f"new{n}", {"txt": b"n" * 600 * n}) for n in range(8)])
     index(converted, overwrite=True)
@@ -339,16 +319,6 @@ def test_checksums_of_another_tar_are_dropped_and_the_dataset_says_so(converted,
     assert len(list(open_dataset(converted))) == 38
     assert index(converted, checksums=True).num_summed == 5
     assert open_dataset(converted).manifest.checksums == "indexed"
-    assert problems(converted) == []
-
-
-def test_a_tar_that_came_is_read_for_its_checksums_and_the_others_are_not(converted):
-    shutil.copy(converted / SHARD, converted / "shard-000009.tar")
-    report = index(converted, checksums=True)
-    assert (report.num_built, report.num_summed) == (1, 1)
-    manifest = open_dataset(converted).manifest
-    assert manifest.checksums == "indexed"
-    assert all(shard.sha256 for shard in manifest.shards)
     assert problems(converted) == []
 
 
@@ -382,14 +352,6 @@ def test_checksums_that_are_no_use_are_one_problem_with_the_cure(converted, dama
     assert reason.endswith(f"; run `mmstream index {converted} --checksums`")
     assert index(converted, checksums=True).num_summed == 1
     assert problems(converted) == []
-
-
-def test_each_shard_is_read_once(converted):
-    dataset = watched(open_dataset(converted))
-    assert list(verify(dataset, progress=False)) == []
-    for info in dataset.manifest.shards:
-        sizes = [stop - start for name, start, stop in dataset.store.ranges if name == info.name]
-        assert sum(sizes) <= 2 * info.num_bytes  # its headers are a good part of it
 
 
 def test_one_wrong_read_is_no_problem(converted):

@@ -110,12 +110,6 @@ def test_a_missing_tar_is_named(folder):
             open_dataset(source)
 
 
-@pytest.mark.parametrize("source", [[], (), ""])
-def test_nothing_to_open_is_a_config_error(source):
-    with pytest.raises(ConfigError):
-        open_dataset(source)
-
-
 def test_a_tar_twice_and_tars_in_two_kinds_of_places_are_config_errors(folder):
     tar = folder / "shard-000000.tar"
     with pytest.raises(ConfigError, match="named twice"):
@@ -201,12 +195,6 @@ def test_samples_are_dicts_of_bytes_by_number(folder):
 @pytest.mark.parametrize("item", [7, -8, 1 << 40])
 def test_a_number_beyond_the_end_is_an_index_error(folder, item):
     with pytest.raises(IndexError, match=f"sample {item} of 7"):
-        open_dataset(folder)[item]
-
-
-@pytest.mark.parametrize("item", [b"0", None, 1.5])
-def test_what_is_no_number_is_a_named_error(folder, item):
-    with pytest.raises(ConfigError, match="give a position, a key or a slice"):
         open_dataset(folder)[item]
 
 
@@ -345,12 +333,11 @@ def test_tars_that_the_manifest_does_not_name_are_told(tmp_path, caplog):
 @pytest.mark.parametrize(
     "name", ["a{0..1}b", "x.tar", "old.tar.gz", "~no user", "[1]*?", "50% #1", "{", "ö ü", "a\\b"]
 )
-@pytest.mark.parametrize("how", [str, Path, "file://{}".format])
-def test_a_folder_that_exists_opens_whatever_its_name(tmp_path, monkeypatch, name, how):
+def test_a_folder_that_exists_opens_whatever_its_name(tmp_path, monkeypatch, name):
     write_corpus(tmp_path / name, [2])
-    assert len(open_dataset(how(tmp_path / name))) == 2
     monkeypatch.chdir(tmp_path)
-    assert len(open_dataset(name)) == 2
+    for how in (f"{tmp_path}/{name}", tmp_path / name, f"file://{tmp_path}/{name}", name):
+        assert len(open_dataset(how)) == 2
     convert([{"text": "a"}], f"{name}/new", progress=False)
     assert len(open_dataset(f"{name}/new")) == 1
 
