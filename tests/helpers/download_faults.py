@@ -19,7 +19,7 @@ from tests.helpers.paths import PHOTOS
 
 ALWAYS = 1 << 30
 MEDIA = {path.name: path.read_bytes() for path in PHOTOS[:8]}
-PAGE = {"page.jpg": b"<!DOCTYPE html><html><body>Please log in</body></html>"}
+OTHERS = {"page.jpg": b"<!DOCTYPE html><html><body>Please log in</body></html>", "empty.jpg": b""}
 
 
 class Fault(NamedTuple):
@@ -58,6 +58,7 @@ FAULTS = (
     _passing("cut off, and another file since", 'cut~"v0"'),
     Fault("gzip", "gzip"),
     Fault("404", "status~404", "http 404$"),
+    Fault("302 without a target", "status~302", "http 302$"),
     Fault("403", "status~403", "http 403$"),
     Fault("503 for ever", "status~503", "http 503$"),
     Fault("cut off for ever", "cut", "cut off: .* bytes$"),
@@ -68,12 +69,15 @@ FAULTS = (
     Fault("no end", "endless", "larger than 1,048,576 bytes$"),
     Fault("a bomb of gzip", "bomb", "larger than 1,048,576 bytes when decompressed$"),
     Fault("no HTTP", "noise", "its answer is not HTTP$"),
+    Fault("brotli", "header~Content-Encoding: br", "content-encoding 'br' is not supported$"),
     Fault("a page of HTML", "http://{server}/page.jpg", "not an image "),
+    Fault("no content", "http://{server}/empty.jpg", "has no content$"),
     Fault("noai", "header~X-Robots-Tag: noai", "says noai;"),
     Fault("TDM-Reservation", "header~TDM-Reservation: 1", "says tdm-reservation;"),
     *_forged("http://127.0.0.1:{private}/a.jpg", PRIVATE),
     *_forged("http://localhost:{private}/a.jpg", "(private address|not found in DNS)"),
     *_forged("http://2130706433:{private}/a.jpg", "(private address|not a URL)"),
+    Fault("a redirect without a scheme", "redirect~//127.0.0.1:{private}/a.jpg", PRIVATE),
     *_forged("http://[::ffff:127.0.0.1]:{private}/a.jpg", "private address"),
     *_forged("http://me@127.0.0.1:{private}/a.jpg", "has a user or password in it"),
     *_forged("http://169.254.169.254/latest/meta-data/", r"private address 169\.254\.169\.254"),

@@ -132,20 +132,6 @@ async def test_a_name_is_looked_up_once_until_its_time_is_over() -> None:
 
 
 @in_virtual_time
-async def test_a_name_that_does_not_exist_is_remembered() -> None:
-    dns = FakeDns({"gone": socket.EAI_NONAME})
-    cache = dns.cache()
-    for _ in range(3):
-        with pytest.raises(RowError, match="not found in DNS"):
-            await cache.addresses("gone")
-    assert dns.asked == ["gone"]
-    assert dns.answered == ["gone"]
-    await asyncio.sleep(TTL_S + 1)
-    dns.answers["gone"] = ["8.8.8.8"]
-    assert await cache.addresses("gone") == ("8.8.8.8",)
-
-
-@in_virtual_time
 async def test_a_failed_probe_keeps_the_answer_that_still_holds() -> None:
     dns = FakeDns({"a": ["1.1.1.1"]})
     cache = dns.cache()
@@ -159,21 +145,6 @@ async def test_a_failed_probe_keeps_the_answer_that_still_holds() -> None:
     await asyncio.sleep(TTL_S + 1)
     with pytest.raises(TryFailedError):
         await cache.addresses("a")
-
-
-@in_virtual_time
-async def test_no_failure_of_a_look_up_is_remembered() -> None:
-    failures = [OSError(24, "too many open files")]
-
-    def look_up(host: str) -> list[str]:
-        if failures:
-            raise failures.pop()
-        return ["8.8.8.8"]
-
-    cache = DnsCache(look_up, lambda host: None)
-    with pytest.raises(OSError, match="too many open files"):
-        await cache.addresses("a")
-    assert await cache.addresses("a") == ("8.8.8.8",)
 
 
 # -- hosts ----------------------------------------------------------------------------------------
