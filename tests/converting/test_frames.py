@@ -107,12 +107,6 @@ def test_lists_files_and_pictures_stand_in_one_chat(tmp_path):
     assert [part.get("field") for part in content] == ["0.frames", "1.jpg", "2.frames", None]
 
 
-def test_lists_of_pictures_stay_lists_of_pictures(tmp_path):
-    stored = members(converted(tmp_path, {"images": F, "text": "a cat", "sample_fps": 2}))
-    assert list(stored) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "txt", "json"]
-    assert json.loads(stored["json"])["sample_fps"] == 2
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -208,10 +202,3 @@ def test_statistics_and_pages_show_one_video(tmp_path):
     assert f"  frames: {num_bytes / 1000:.1f} kB of 4 frames, 0.00 to 1.50 s" in lines
     assert not [line for line in lines if "frames.00" in line]
     assert sample_html(dataset[0]).count("data:image/jpeg") == 4
-
-
-def test_verify_decodes_all_frames(tmp_path, mmstream):
-    dataset = converted(tmp_path, VIDEO)
-    status, text, _ = mmstream("verify", dataset.store.url, "--decode")
-    assert status == 0, text
-    assert "frames (1 sample)" in text

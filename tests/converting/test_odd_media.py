@@ -54,8 +54,13 @@ def test_every_odd_value_is_a_sample_or_a_reject(
     assert len(rejects(tmp_path / "out")) == report.num_rejects
 
 
-@pytest.mark.parametrize("size", [(65_501, 4), (4, 65_535), (16_384, 2)])
-@pytest.mark.parametrize("form", ["jpg", "png", "webp"])
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        *(("jpg", (65_501, 4)), ("jpg", (16_384, 2)), ("png", (4, 65_535))),
+        *(("webp", (16_384, 2)), ("webp", (16_383, 2))),
+    ],
+)
 def test_a_side_that_a_format_cannot_have_is_a_reject(
     size: tuple[int, int], form: str, tmp_path: Path
 ) -> None:

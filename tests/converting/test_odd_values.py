@@ -126,9 +126,7 @@ def _offsets(*numbers):
     ],
     ids=lambda column: str(column.type),
 )
-@pytest.mark.parametrize(
-    "lie", [(0, 4, 2, 5), (0, 2, 4, 2_000_000_000), (0, 2, 4, 9), (-9, 2, 4, 5)]
-)
+@pytest.mark.parametrize("lie", [(0, 4, 2, 5), (0, 2, 4, 9), (-9, 2, 4, 5)])
 def test_offsets_that_lead_out_of_an_arrow_file_are_named(tmp_path, codec, column, lie):
     path = tmp_path / "rows.arrow"
     table = pa.table({"text": ["a", "b", "c"], "odd": column})

@@ -12,8 +12,6 @@ import lzma
 import os
 import re
 import ssl
-import subprocess
-import sys
 import time
 import uuid
 from itertools import count
@@ -32,7 +30,7 @@ from mmstream.converting.rows import records, tables
 from mmstream.converting.rows.arrow import ParquetSource, iter_arrow
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.storage import open_store, retry
+from mmstream.storage import open_store
 from tests.helpers.convert_corpus import (
     jsonl,
     parquet,
@@ -154,17 +152,6 @@ def test_a_file_whose_bytes_cannot_be_read_is_named(tmp_path):
         run("/proc/self/mem", tmp_path / "out")
 
 
-def test_names_of_files_that_are_not_utf8_have_escapes(tmp_path):
-    (tmp_path / "rows").mkdir()
-    for letter in "ab":
-        (tmp_path / f"rows/{letter}\udce9.jsonl").write_text('{"text": "a"}\nno\n')
-    run(tmp_path / "rows", tmp_path / "out", max_rejects=1.0)
-    lines = (tmp_path / "out/rejects.jsonl").read_text().splitlines()
-    assert [json.loads(line)["file"] for line in lines] == ["a\\udce9.jsonl", "b\\udce9.jsonl"]
-    sidecar = pq.read_table(tmp_path / "out/shard-000000.parquet").to_pylist()
-    assert {row["file"] for row in sidecar} == {"a\\udce9.jsonl", "b\\udce9.jsonl"}
-
-
 def test_files_with_one_name_are_told_apart(tmp_path):
     part = b"[]\n" + jsonl(ROWS[:3])
     write_files(tmp_path, {"x/part.jsonl": part, "y/part.jsonl": part})
@@ -198,13 +185,6 @@ def test_a_first_line_that_is_damaged_does_not_take_the_memory_of_the_file(tmp_p
     monkeypatch.setattr(tables, "iter_values", None)  # which reads the whole file
     (tmp_path / "rows.jsonl").write_text('{"text": "a"\n{"text": "b"}\n')
     assert values(tmp_path / "rows.jsonl")[1:] == [{"text": "b"}]
-
-
-@pytest.mark.parametrize("end", ["x", '"a" "b"', "[2]"])
-def test_what_follows_an_array_is_refused(tmp_path, end):
-    (tmp_path / "rows.json").write_text(f"[1, NaN]\n{end}")
-    with pytest.raises(tables.NotJSONError, match="follows the array, line 2"):
-        list(tables.iter_values(tmp_path / "rows.json"))
 
 
 def test_an_array_that_memory_could_not_hold_is_refused_with_the_cure(tmp_path, monkeypatch):
@@ -358,6 +338,7 @@ WRONG = [
     ("a.json", b'[{"a": 1},\n {"a": "2', "not a JSON array of rows: .*line 2"),
     ("a.json", b'[{"a": 1}', "not a JSON array of rows: .*line 1"),
     ("a.json", b'\n[{"a": 1}] ,', "not a JSON array of rows: .*follows the array"),
+    ("a.json", b'[{"a":\nNaN}]\n[2]', "not a JSON array of rows: .*follows the array, line 3"),
     ("a.json", b'{\n"a": 1\n}\n{\n"a" 2\n}', "not a JSON array of rows: .*line 5"),
     ("a.json", b'{\n"a": 1\n}\nx {\n"a": 2\n}', "not a JSON array of rows: .*line 4"),
     ("a.csv", b'id,text\n1,good\n2,"never\n3,good\n', "opened in line 3 and never closed"),
@@ -541,38 +522,18 @@ def test_an_arrow_file_that_is_shortened_while_it_is_read_is_refused(
         list(rows)
 
 
-@pytest.mark.parametrize("name", ["image", "frame"])
-def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
-    row = {name: np.zeros((4, 4, 3), np.uint8), "text": "t"}
-    assert "pass PIL.Image.fromarray(array)" in str(values([row])[0])
-
-
-@pytest.mark.slow
-def test_rows_of_a_server_without_ranges_are_read_whole(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
-    objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
-    with running(WebStub, objects, has_ranges=False) as server:
-        assert len(values(f"{server.url}/rows.jsonl")) == 9000
-
-
 REMOTE = {name: FORMS[name] for name in ("rows.jsonl", "members.jsonl.gz", "rows.csv")}
 REMOTE["rows.parquet"] = parquet(ROWS)
 
 
-@pytest.mark.slow
-def test_rows_come_from_an_https_server_that_is_trusted_and_from_no_other(tmp_path, certificate):
+def test_rows_come_from_no_https_server_that_is_not_trusted(certificate):
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate)
-    with running(WebStub, dict(REMOTE), tls=serving) as server:
-        with pytest.raises(mm.ConfigError, match="certificate verify failed"):
-            values(f"{server.url}/rows.jsonl")
-        urls = [f"{server.url}/{name}" for name in REMOTE]
-        command = [sys.executable, "-m", "mmstream", "convert", *urls, tmp_path / "remote"]
-        trusting = os.environ | {"SSL_CERT_FILE": str(certificate)}  # read at the first import
-        subprocess.run(command, env=trusting, check=True, capture_output=True)
-    paths = [write_files(tmp_path, REMOTE) / name for name in REMOTE]
-    run(paths, tmp_path / "local", samples_per_shard=5000)
-    assert shards(tmp_path / "remote") == shards(tmp_path / "local")
+    with (
+        running(WebStub, dict(REMOTE), tls=serving) as server,
+        pytest.raises(mm.ConfigError, match="certificate verify failed"),
+    ):
+        values(f"{server.url}/rows.jsonl")
 
 
 def test_rows_come_from_the_hub_of_hugging_face_by_name_by_pattern_and_by_folder(monkeypatch):
@@ -615,8 +576,14 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.txt", "1.jpg"])
-@pytest.mark.parametrize("encoding", TEXTS)
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        *(("a.csv", encoding) for encoding in TEXTS),
+        *(("a.jsonl", "gb18030"), ("a.jsonl", "utf-16"), ("a.json", "cp1252")),
+        *(("a.json", "utf-16"), ("a.txt", "shift_jis"), ("1.jpg", "gb18030"), ("1.jpg", "utf-16")),
+    ],
+)
 def test_texts_in_other_encodings_are_said_and_read_where_the_caller_names_it(
     tmp_path, caplog, name, encoding
 ):
@@ -877,26 +844,17 @@ def test_a_null_in_a_table_is_an_absent_key_and_a_null_in_a_list_stays(tmp_path)
     )
 
 
-def test_only_the_columns_of_ids_are_read_for_splits(tmp_path, monkeypatch):
+def test_rows_of_tables_and_of_lines_have_the_same_splits(tmp_path):
     rows = [{"id": i, "text": "t", "speaker": f"s{i % 3}"} for i in range(9)]
     texts = [{"text": f"t{i}"} for i in range(9)]
     files = {"a.parquet": parquet(rows), "a.jsonl": jsonl(rows), "b.parquet": parquet(texts)}
     write_files(tmp_path, files)
-    read = []
-    iter_batches = pq.ParquetFile.iter_batches
-
-    def counted(self, *args, columns=None, **kwargs):
-        read.append(columns)
-        return iter_batches(self, *args, columns=columns, **kwargs)
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     for key in (None, "speaker"):
         with (
             open_rows(tmp_path / "a.parquet") as table,
             open_rows(tmp_path / "a.jsonl") as lines,
         ):
             assert (table.id_hashes(key) == lines.id_hashes(key)).all()
-    assert read == [["id"], ["speaker", "id"]]
     with open_rows(tmp_path / "b.parquet") as table:
         assert len(set(table.id_hashes().tolist())) == 9
 

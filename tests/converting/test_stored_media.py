@@ -120,9 +120,12 @@ def test_sound_alone_is_no_video_to_those_who_do_not_look_into_it():
         store("audio", SOUND_IN_MP4, check="none")
 
 
-@pytest.mark.parametrize("kind", ["audio", "video"])
 @pytest.mark.parametrize(
-    "start", [b"ID3\x04\0\0\0\0\0\0", b"OggS", b"RIFF\0\0\0\0AVI ", b"\x1aE\xdf\xa3", b"fLaC"]
+    ("kind", "start"),
+    [
+        *(("audio", start) for start in (b"ID3\x04\0\0\0\0\0\0", b"OggS", b"fLaC")),
+        *(("video", start) for start in (b"RIFF\0\0\0\0AVI ", b"\x1aE\xdf\xa3")),
+    ],
 )
 def test_a_playlist_cannot_open_other_files(tmp_path, kind, start):
     secret = tmp_path / "secret.mp4"
@@ -401,8 +404,10 @@ def test_any_reduction_gives_the_right_size(height, side, new_height):
     assert opened(medium).size == (side, new_height)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize(
+    ("format", "orientation"),
+    [*(("JPEG", orientation) for orientation in range(1, 9)), ("PNG", 6), ("WEBP", 6)],
+)
 def test_the_orientation_is_applied_when_pixels_are_written(orientation, format):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -571,8 +576,7 @@ SMALL = mm.MediaOptions(max_image_side=16)
 
 def test_a_conversion_goes_on_with_the_same_options_only(corpus, tmp_path):
     run(corpus, tmp_path / "out", media=SMALL)
-    path = tmp_path / "out" / MANIFEST_NAME
-    manifest = json.loads(path.read_bytes())
+    manifest = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())
     plan = manifest["source"]["media"]
     assert plan["max_image_side"] == 16
     assert set(plan["libraries"]) == {"pillow", "simplejpeg", "torch"}
@@ -580,10 +584,6 @@ def test_a_conversion_goes_on_with_the_same_options_only(corpus, tmp_path):
     for media in (None, mm.MediaOptions(max_image_side=17)):
         with pytest.raises(mm.ConfigError, match="media was"):
             run(corpus, tmp_path / "out", media=media)
-    plan["compiled"] = True  # of the module in C of earlier versions
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(mm.ConfigError, match=r"media was .*'compiled': True.* or replace it with"):
-        run(corpus, tmp_path / "out", media=SMALL)
 
 
 def test_the_flags_are_the_options(corpus, tmp_path, mmstream):
