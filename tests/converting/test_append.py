@@ -18,7 +18,7 @@ from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.removed import take_down
 from mmstream.dataset.verify import verify
-from mmstream.storage import open_store, write_lock
+from mmstream.storage import open_store
 from tests.converting.test_kill import convert_and_die, moments_of_death
 from tests.helpers.convert_corpus import (
     jsonl,
@@ -307,15 +307,6 @@ def test_what_was_taken_down_does_not_come_back(week, tmp_path, is_new_file):
 
 
 # -- kills, and several writers --------------------------------------------------------------------
-
-
-def test_a_second_append_is_locked_out(week, tmp_path, monkeypatch):
-    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
-    convert(week("one", range(5)), tmp_path / "out")
-    lock = write_lock.write_lock(open_store(str(tmp_path / "out")), "convert")
-    with lock, pytest.raises(write_lock.LockedError):
-        convert(week("two", [6]), tmp_path / "out", append=True)
-    assert convert(week("two", [6]), tmp_path / "out", append=True).num_samples == 1
 
 
 @pytest.mark.slow

@@ -46,11 +46,11 @@ def test_every_row_is_a_sample_or_a_reject(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(corpus, tmp_path):
-    for workers in (0, 1, 2, 3):
+    for workers in (0, 1, 3):
         run(corpus, tmp_path / f"out{workers}", num_workers=workers, shuffle_seed=4)
     first = tree(tmp_path / "out0")
     assert len(first) == 5 * 5 + 5 + 2  # rejects of two shards too
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         assert tree(tmp_path / f"out{workers}") == first
 
 
@@ -138,14 +138,6 @@ def test_splits_are_not_written_under_a_dataset_without_splits(tmp_path):
     assert not (tmp_path / "o" / "train").exists()
 
 
-def test_rows_of_one_id_share_a_split_and_rows_without_id_go_by_content(tmp_path):
-    rows = [{"id": 7, "text": f"a{i}"} for i in range(20)] + [{"text": f"{i}"} for i in range(40)]
-    run(write_rows(tmp_path / "r.jsonl", rows), tmp_path / "o", splits={"train": 0.5, "val": 0.5})
-    splits = split_of(tmp_path / "o")
-    assert len({splits[f"{i:09d}"] for i in range(1, 21)}) == 1
-    assert {splits[f"{i:09d}"] for i in range(21, 61)} == {"train", "val"}
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -222,8 +214,7 @@ def terminal(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_conversion_counts_every_row_and_reject(terminal, corpus, tmp_path, num_workers, whole):
-    run(corpus, tmp_path / "out", progress=True, num_workers=num_workers)
+def test_a_conversion_counts_every_row_and_reject(terminal, corpus, tmp_path, whole):
+    run(corpus, tmp_path / "out", progress=True, num_workers=2)
     assert re.search("40/40.*2 rejected", terminal.getvalue().rpartition("\r")[2])
     assert tree(tmp_path / "out") == whole

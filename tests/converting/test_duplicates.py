@@ -20,7 +20,7 @@ from mmstream.converting.duplicates import (
 )
 from mmstream.converting.sidecar import perceptual_hash
 from mmstream.dataset.bad_list import BAD_NAME, read_duplicates, write_bad
-from tests.helpers.convert_corpus import interrupted, run, tree, write_rows
+from tests.helpers.convert_corpus import run, tree, write_rows
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded as saved
 
@@ -107,15 +107,6 @@ def test_a_conversion_lists_pairs_and_leaves_whole_duplicates_out_of_epochs(corp
 def test_near_duplicates_are_dropped_by_their_pictures_alone(corpus, tmp_path):
     run(corpus, tmp_path / "out", near_duplicates="drop", samples_per_shard=50)
     assert mm.open_dataset(tmp_path / "out").bad[:, 1].tolist() == [12, 13, 15, 16, 17]
-
-
-def test_an_interrupted_conversion_finds_the_same(corpus, tmp_path, monkeypatch):
-    options = {"duplicates": "drop", "near_duplicates": "report"}
-    run(corpus, tmp_path / "whole", samples_per_shard=5, **options)
-    interrupted(monkeypatch, corpus, tmp_path / "out", 2, samples_per_shard=5, **options)
-    assert not (tmp_path / "out" / BAD_NAME).exists()
-    run(corpus, tmp_path / "out", samples_per_shard=5, **options)
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_duplicates_of_two_splits_are_leaks_and_the_first_split_keeps_them(
@@ -274,18 +265,6 @@ def test_a_changed_photograph_has_nearly_the_same_hash_and_others_have_not(chang
         distances = [int(np.bitwise_count(again ^ other).sum()) for other in hashes]
         assert distances[i] <= 15
         assert min(distances[:i] + distances[i + 1 :]) > 60
-
-
-def test_a_rotated_camera_gives_the_hash_of_the_upright_picture():
-    with Image.open(PHOTOS[0]) as image:
-        upright, turned = image.convert("RGB"), image.convert("RGB").rotate(90, expand=True)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    one, other = (
-        np.frombuffer(perceptual_hash(data), np.uint8)
-        for data in (saved(turned, "JPEG", exif=exif, quality=95), saved(upright, "PNG"))
-    )
-    assert np.bitwise_count(one ^ other).sum() <= 15
 
 
 @pytest.mark.parametrize(

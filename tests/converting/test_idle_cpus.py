@@ -137,17 +137,6 @@ def test_each_cpu_has_one_batch_and_together_they_have_few_bytes(monkeypatch):
     assert idle_cpus.most_under_way == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "count"), [(SMALL, 0), (MediaOptions(), 2), (MediaOptions(min_image_side=8), 2)]
-)
-def test_where_nobody_is_idle_or_checks_are_short_one_row_is_in_memory(options, count):
-    idle_cpus, read = IdleCpus(count), []
-    rows = ((read.append(row), (row, draft))[1] for row, draft in drafts())
-    for num_rows, _ in enumerate(load_rows(rows, MediaAccess(None), options, idle_cpus), 1):
-        assert len(read) == num_rows
-    assert idle_cpus.num_batches == 0
-
-
 def test_what_is_no_fault_of_a_row_ends_the_conversion():
     class Broken(IdleCpus):
         def submit(self, batch):

@@ -7,7 +7,7 @@ import pytest
 import mmstream as mm
 from mmstream.converting import engines
 from mmstream.dataset.manifest import MARKER_NAME
-from tests.helpers.convert_corpus import after_files, run, tree, write_rows_of_a_slow_shard
+from tests.helpers.convert_corpus import run, tree
 from tests.helpers.wait import wait_until
 
 ray = pytest.importorskip("ray")
@@ -52,12 +52,6 @@ def require_bytes_of_one_process(rows, tmp_path, **options):
     run(rows, tmp_path / "ray", engine="ray", **options)
     run(rows, tmp_path / "alone", **options)
     assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
-
-
-def test_a_slow_shard_holds_one_cpu_and_the_others_go_on(tmp_path, cluster):
-    rows = write_rows_of_a_slow_shard(tmp_path, tmp_path / "out")
-    report = run(rows, tmp_path / "out", samples_per_shard=2, row=after_files, engine="ray")
-    assert (report.num_samples, report.num_shards) == (8, 4)
 
 
 def test_a_node_that_would_make_other_images_is_an_error_in_one_line(

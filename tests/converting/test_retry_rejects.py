@@ -11,10 +11,9 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.plan import RETRIED_SHARDS
-from mmstream.dataset.manifest import Manifest
 from mmstream.storage import open_store
 from tests.converting.test_kill import convert_and_die, moments_of_death
-from tests.helpers.convert_corpus import keys, rejects, run, tree, write_files, write_rows
+from tests.helpers.convert_corpus import keys, run, tree, write_files, write_rows
 from tests.helpers.corpora import jpeg
 
 ABSENT = (1, 4, 7, 8, 12, 17)
@@ -70,20 +69,6 @@ def test_what_arrived_goes_into_extra_shards_and_good_ones_are_untouched(corpus,
     found = {sample["__key__"]: sample["txt"].decode() for sample in dataset}
     assert list(found)[13:] == [f"{i + 1:09d}" for i in ABSENT]
     assert found == {f"{i + 1:09d}": f"row {i}" for i in range(20) if i != 9}
-
-
-def test_several_retries_take_what_is_left_each_time(corpus, tmp_path):
-    out = tmp_path / "out"
-    convert(corpus, out)
-    for arrived, num_rejects in ((ABSENT[:2], 5), (ABSENT[2:5], 2), (ABSENT[5:], 1)):
-        arrive(corpus, *arrived)
-        assert convert(corpus, out, retry_rejects=True).num_rejects == num_rejects
-    assert sorted(keys(out)) == [f"{i + 1:09d}" for i in range(20) if i != 9]
-    assert list(rejects(out)) == [10]
-    source = Manifest.from_bytes((out / "mmstream.json").read_bytes()).source
-    assert source[RETRIED_SHARDS] == [2, 2, 1]
-    report = convert(corpus, out)
-    assert (report.was_finished, report.num_new_bytes) == (True, 0)
 
 
 def test_a_retry_that_gains_nothing_changes_nothing(corpus, tmp_path):

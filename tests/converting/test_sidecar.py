@@ -6,7 +6,6 @@ import hashlib
 import json
 
 import duckdb
-import pandas as pd
 import pytest
 
 import mmstream as mm
@@ -15,7 +14,7 @@ from mmstream.converting.sidecar import content_hash, text_of
 from mmstream.dataset import columns
 from mmstream.dataset.columns import open_sidecar
 from mmstream.storage import open_store
-from tests.helpers.convert_corpus import keys, pictures, run, tree, write_rows
+from tests.helpers.convert_corpus import pictures, run, tree, write_rows
 from tests.helpers.corpora import jpeg
 
 
@@ -33,12 +32,6 @@ def test_each_sample_and_each_reject_has_a_row_in_duckdb(out):
     lines = (out / "rejects.jsonl").read_bytes().splitlines()
     assert rejected == {line["row"]: line["reason"] for line in map(json.loads, lines)}
     assert len(rejected) == 2
-
-
-def test_pandas_opens_a_folder_of_sidecars(out):
-    frame = pd.concat(map(pd.read_parquet, sorted(out.glob("*.parquet"))))
-    assert frame["status"].value_counts().to_dict() == {"success": 38, "rejected": 2}
-    assert frame.query("status == 'rejected'")["index"].isna().all()
 
 
 def test_the_row_of_a_sample_says_what_the_tar_holds(out):
@@ -63,30 +56,31 @@ def test_the_row_of_a_sample_says_what_the_tar_holds(out):
         assert expected.items() <= medium.items()
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "value"),
-    [
-        ({"license": "CC-BY-4.0"}, "license", "CC-BY-4.0"),
-        ({"LICENSE": "cc0"}, "license", "cc0"),
-        ({"licence": 4}, "license", "4"),
-        ({"license": None}, "license", None),
-        ({"URL": "https://host/a.jpg?w=3"}, "url", "https://host/a.jpg?w=3"),
-        ({"source": "https://host/a.jpg"}, "url", "https://host/a.jpg"),
-        ({"source": "flickr"}, "url", None),
-        ({"url": "https://me:secret@host/a.jpg"}, "url", "https://***@host/a.jpg"),
-        (
-            {"url": "https://h/a?X-Amz-Signature=1/f&v=2"},
-            "url",
-            "https://h/a?X-Amz-Signature=***&v=2",
-        ),
-        ({"uid": 17}, "id", "17"),
-    ],
-)
-def test_licence_url_and_id_come_from_the_row(tmp_path, row, column, value):
+OF_ROWS = [
+    ({"license": "CC-BY-4.0"}, "license", "CC-BY-4.0"),
+    ({"LICENSE": "cc0"}, "license", "cc0"),
+    ({"licence": 4}, "license", "4"),
+    ({"license": None}, "license", None),
+    ({"URL": "https://host/a.jpg?w=3"}, "url", "https://host/a.jpg?w=3"),
+    ({"source": "https://host/a.jpg"}, "url", "https://host/a.jpg"),
+    ({"source": "flickr"}, "url", None),
+    ({"url": "https://me:secret@host/a.jpg"}, "url", "https://***@host/a.jpg"),
+    (
+        {"url": "https://h/a?X-Amz-Signature=1/f&v=2"},
+        "url",
+        "https://h/a?X-Amz-Signature=***&v=2",
+    ),
+    ({"uid": 17}, "id", "17"),
+]
+"""(keys of a row, a column of the sidecar, its value)"""
+
+
+def test_licence_url_and_id_come_from_the_row(tmp_path):
     (tmp_path / "a.jpg").write_bytes(jpeg(0))
-    rows = write_rows(tmp_path / "rows.jsonl", [{"image": "a.jpg", "text": "a cat", **row}])
-    run(rows, tmp_path / "out")
-    assert table(tmp_path / "out")[0][column] == value
+    rows = [{"image": "a.jpg", "text": "a cat", **row} for row, _, _ in OF_ROWS]
+    run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out", samples_per_shard=100)
+    for found, (row, column, value) in zip(table(tmp_path / "out"), OF_ROWS, strict=True):
+        assert found[column] == value, row
 
 
 def test_samples_with_several_media_or_none_have_a_list(tmp_path):
@@ -104,15 +98,6 @@ def test_samples_with_several_media_or_none_have_a_list(tmp_path):
         len("what?\na"),
         len("only words"),
     ]
-
-
-def test_a_row_with_several_captions_has_a_row_for_each_of_its_samples(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(jpeg(0))
-    rows = write_rows(tmp_path / "rows.jsonl", [{"image": "a.jpg", "captions": ["a", "b"]}])
-    report = run(rows, tmp_path / "out", captions="each")
-    assert (report.num_rows, report.num_samples) == (1, 2)
-    assert keys(tmp_path / "out") == ["000000001-0", "000000001-1"]
-    assert [(row["row"], row["caption"]) for row in table(tmp_path / "out")] == [(1, "a"), (1, "b")]
 
 
 def test_the_split_is_a_column_over_all_splits(corpus, tmp_path):

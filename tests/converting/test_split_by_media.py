@@ -75,8 +75,7 @@ def media(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["paths-row", "paths-chat", "inline-row", "inline-chat"]
-    + [f"bytes-{holder}" for holder in ("python", "parquet", "arrow", "tars")],
+    ["paths-row", "inline-chat", "bytes-python", "bytes-parquet", "bytes-arrow", "bytes-tars"],
 )
 def test_rows_that_share_media_stay_together_whatever_holds_them(media, tmp_path, kind):
     source = source_of(kind, tmp_path, media)
@@ -157,7 +156,7 @@ def test_speakers_and_media_together_connect_rows():
     ],
 )
 def test_fractions_hold_as_near_as_groups_allow(caplog, sizes, least, most):
-    for seed in range(5):
+    for seed in range(2):
         rows = [
             row(0, [f"{seed}-{group}.jpg"]) for group, size in enumerate(sizes) for _ in range(size)
         ]

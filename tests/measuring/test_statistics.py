@@ -211,13 +211,6 @@ def test_what_was_taken_down_is_not_measured(tmp_path):
     assert (stats.num_samples, stats.num_measured, stats.num_bad) == (9, 8, 0)
 
 
-def test_a_text_that_no_tokenizer_takes_is_a_bad_sample(tmp_path):
-    dataset = mm.open_dataset(write_corpus(tmp_path, [2], lambda n: {"txt": b"a" * 2 ** (21 * n)}))
-    stats = mm.statistics(dataset, text=mm.TextDecoder(byte_tokenizer()))
-    assert stats.num_bad == 1
-    assert stats.reasons[0].startswith("shard-000000.tar[1] 000001.txt: text of 2,097,152 bytes")
-
-
 def test_a_mixture_and_an_empty_dataset_have_statistics_too(tmp_path, dataset):
     mixture = mm.Mixture({"a": (dataset, 1), "b": (dataset, 3)}, stop="all")
     assert mm.statistics(mixture).num_measured == 100
@@ -235,12 +228,6 @@ def test_impossible_settings_are_refused(dataset):
     )
     with pytest.raises(mm.ConfigError, match="image_length is a function"):
         mm.statistics(dataset, text=decoder)
-
-
-@pytest.mark.s3
-def test_object_storage_gives_the_same_numbers(s3, tmp_path, dataset):
-    remote = mm.open_dataset(write_corpus(f"{s3}/{tmp_path.name}", [30, 0, 20], varied))
-    assert mm.statistics(remote, 20).summary() == mm.statistics(dataset, 20).summary()
 
 
 # -- how they are shown ---------------------------------------------------------------------------
