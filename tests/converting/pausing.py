@@ -23,6 +23,11 @@ def objects(dest):
     return convert_corpus.objects(dest) | lock
 
 
+def files(dest):
+    """Return {name: bytes} without the locks, which their owners renew again and again."""
+    return {name: data for name, data in objects(dest).items() if not name.endswith(".lock")}
+
+
 class PausedConversions:
     """Conversions of one corpus to one destination."""
 
