@@ -363,7 +363,12 @@ class PipelineRunner:
         self._stages: dict[Edge, DecodeStage] = {}  # by bucket
         self._pipeline = pipeline
         self._make_batch = batches_of(
-            pipeline.batching, order, collator, pipeline.collate, pipeline.repeat
+            pipeline.batching,
+            order,
+            pipeline.decode,
+            collator,
+            pipeline.collate,
+            pipeline.repeat,
         )
         self._has_warned = False
         self._next: tuple[Job, Future[tuple[RawStep, PlannedStep | None]]] | None = None

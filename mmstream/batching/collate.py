@@ -11,7 +11,7 @@ what belongs to which:
     image        all pictures            image_row, where not each row has one
     video        frames of all videos    video_row, video_frames, video_pts_s, video_fps,
                                          video_requested_fps
-    audio        padded to the longest   audio_row, audio_length, audio_video
+    audio        padded to one length    audio_row, audio_length, audio_video
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
@@ -167,8 +168,8 @@ def collate(
             Where all frames have one size: what the field is without any, uint8 [0, 3, H, W].
             None: sizes differ, and the field is a list. Default: ``{"video": None}``.
         audio_fields: Fields of recordings, and of their features, which end with ``_features``; and
-            what they are without any, such as float32 [0, 0]. Default: ``audio`` and
-            ``audio_features``.
+            what they are without any, such as float32 [0, 0], whose last side is the least that
+            they are padded to. Default: ``audio`` and ``audio_features``.
         take_memory: Returns memory for padded recordings, uint8 [num_bytes]: that of the batch, in
             which they cross to the main process. None: new memory.
 
@@ -252,15 +253,21 @@ class Collator:
         settings: Of the decoders.
         row_fields: As for `collate`.
         take_memory: The same.
+        min_tokens: The least length that token fields are padded to.
     """
 
     settings: CollateSettings = field(default_factory=CollateSettings)
     row_fields: Collection[str] = ()
     take_memory: TakeMemory | None = None
+    min_tokens: int | None = None
 
     def __call__(self, samples: list[Sample]) -> Batch:
         """Make a batch of decoded samples."""
         settings = self.settings
+        if self.min_tokens is not None:
+            rows: list[Any] = [sample.get("input_ids") for sample in samples]
+            longest = (len(row) for row in rows if are_tokens(row))
+            settings = msgspec.structs.replace(settings, pad_to=max(self.min_tokens, *longest, 0))
         return collate(
             samples,
             pad_token_id=settings.pad_token_id or 0,
@@ -706,7 +713,7 @@ def _padded_audio(
     if len(kinds) > 1:
         return recordings
     first = recordings[0]
-    longest = max(recording.shape[-1] for recording in recordings)
+    longest = max(empty.shape[-1], *(recording.shape[-1] for recording in recordings))
     shape = (len(recordings), *first.shape[:-1], longest)
     if take_memory is None or first.device.type != "cpu" or not longest:
         padded = first.new_empty(shape)

@@ -11,9 +11,10 @@ A pipeline asks `check_batching`, `order_of` and `batches_of`, which know the ki
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from mmstream.batching.collate import Collate, Collator, collate, make_batch
@@ -27,13 +28,17 @@ from mmstream.decoding.decode import Decode
 from mmstream.decoding.rows import Transform
 from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
-from mmstream.order import AnyOrder, Buckets
+from mmstream.order import AnyOrder, BucketOrder, Buckets
+from mmstream.order.buckets import Edge
 from mmstream.packing.order import PackOrder
 from mmstream.settings import refuse_broken
 from mmstream.types import Batch
 
 Batching: TypeAlias = Flat | Buckets | None
 """``Pipeline(batching=)``."""
+
+SECONDS = "duration_s"
+"""The column whose buckets pad recordings. Those of other columns pad tokens."""
 
 # -- the order -------------------------------------------------------------------------------------
 
@@ -75,13 +80,19 @@ def collator_of(decode: Decode | None, memory: BatchMemory) -> Collator:
 
 
 def batches_of(
-    batching: Batching, order: AnyOrder, collator: Collator, own_collate: Collate, repeat: int
+    batching: Batching,
+    order: AnyOrder,
+    decode: Decode | None,
+    collator: Collator,
+    own_collate: Collate,
+    repeat: int,
 ) -> Callable[[DecodedStep], Batch]:
     """Return the function that makes the batch of a step.
 
     Args:
         batching: The kind of batches.
         order: Of their rows.
+        decode: The decoders. None: there are none.
         collator: `collate` with what it must know of the decoders.
         own_collate: ``Pipeline(collate=)``.
         repeat: Rows of a batch for each sample.
@@ -90,7 +101,32 @@ def batches_of(
         flat = _with_plan_of(order, batching)
         return partial(make_flat_batch, settings=flat, collator=collator)
     function = collator if own_collate is collate else own_collate
+    if isinstance(batching, Buckets) and batching.pad_to == "edge" and decode is not None:
+        return partial(_make_padded, order, lru_cache(partial(_collator_at, collator, decode)))
     return partial(make_batch, collate=function, repeat=repeat)
+
+
+def _make_padded(
+    order: AnyOrder, collator_at: Callable[[str, Edge], Collator], step: DecodedStep
+) -> Batch:
+    """Make the batch of a step, padded to its bucket where the order has one.
+
+    An epoch that has begun with other settings may have none.
+    """
+    collator = collator_at("", 0)
+    if isinstance(order, BucketOrder):
+        edge = order.edge(step.lineage.epoch, step.lineage.step)
+        collator = collator_at(order.settings.column, edge)
+    return make_batch(step, collator)
+
+
+def _collator_at(collator: Collator, decode: Decode, column: str, edge: Edge) -> Collator:
+    """Return the collator that pads to the edge of a bucket: seconds, or else tokens."""
+    if isinstance(edge, tuple):  # pictures have no padding
+        return collator
+    if column == SECONDS:
+        return replace(collator, settings=decode.collate_settings_at(edge))
+    return replace(collator, min_tokens=math.ceil(edge))
 
 
 def _with_plan_of(order: AnyOrder, batching: Flat) -> Flat:
@@ -158,6 +194,34 @@ def check_batching(
     )
     if isinstance(batching, Pack):
         _check_packs(batching, decode, is_mixture=is_mixture)
+    if isinstance(batching, Buckets) and batching.pad_to == "edge":
+        _check_padding(batching, decode, is_own=is_own)
+
+
+def _check_padding(buckets: Buckets, decode: Decode | None, *, is_own: bool) -> None:
+    """Refuse padding to edges where nothing has a length that they tell."""
+    begin = f'mm.Buckets({buckets.column!r}, pad_to="edge")'
+    settings = None if decode is None else decode.collate_settings
+    sounds = () if decode is None or decode.is_baked else decode.table.sounds.values()
+    refuse_broken(
+        (is_own, f"{begin}: collate= makes the batches: leave out one of the two"),
+        (
+            buckets.column == SECONDS
+            and (not sounds or None in [decoder.sample_rate for decoder in sounds]),
+            f"{begin} pads recordings of a known rate: pass decode=mm.Decode(audio="
+            "mm.AudioDecoder(sample_rate=16_000)), for a dataset that is not baked",
+        ),
+        (
+            buckets.column != SECONDS and (settings is None or settings.pad_token_id is None),
+            f"{begin} pads tokens: pass decode=mm.Decode(text=mm.TextDecoder(tokenizer)), or "
+            f"buckets of {SECONDS}, which pad recordings",
+        ),
+        (
+            buckets.column != SECONDS and settings is not None and settings.pad_to is not None,
+            f'{begin}: TextDecoder(padding="max_length") pads all rows to one length: leave out '
+            "one of the two",
+        ),
+    )
 
 
 def _check_packs(pack: Pack, decode: Decode | None, *, is_mixture: bool) -> None:

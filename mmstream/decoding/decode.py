@@ -14,6 +14,7 @@ each sample:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -328,6 +329,11 @@ class Decode:
         return bool(named or free) and not any(
             is_user_function(type(picture.decoder)) for picture in named or free
         )
+
+    def collate_settings_at(self, seconds: float) -> CollateSettings:
+        """Return `collate_settings` of batches whose recordings are padded to so many seconds."""
+        fields = (_without_audio(name, of, seconds) for name, of in self.table.sounds.items())
+        return msgspec.structs.replace(self.collate_settings, audio_fields=dict(fields))
 
     def _decoders(self) -> list[Any]:
         return [*(self.fields or {}).values(), self.video, self.audio]
@@ -719,12 +725,23 @@ def _picture_fields(
     return tuple(fields)
 
 
-def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, EmptyAudio]:
-    """Return the name of a field of recordings, and what it is in a batch that has none."""
+def _without_audio(
+    name: str, decoder: AudioDecoder, seconds: float = 0.0
+) -> tuple[str, EmptyAudio]:
+    """Return the name of a field of recordings, and what it is in a batch that has none.
+
+    Args:
+        name: The file.
+        decoder: Its decoder.
+        seconds: What recordings are padded to, if the decoder does not cut them to less.
+    """
+    kept_s = min(seconds, decoder.duration_s or seconds)
+    length = math.ceil(round(kept_s * (decoder.sample_rate or 0), 3))
     if decoder.features is not None:
-        return f"{name}_features", ((0, decoder.features.num_mels, 0), "float32")
+        features = decoder.features
+        return f"{name}_features", ((0, features.num_mels, features.num_frames(length)), "float32")
     channels = () if decoder.channels == 1 else (decoder.channels or 0,)
-    return name, ((0, *channels, 0), "int16" if decoder.dtype == "int16" else "float32")
+    return name, ((0, *channels, length), "int16" if decoder.dtype == "int16" else "float32")
 
 
 def decoded_medium(decoder: object) -> str | None:

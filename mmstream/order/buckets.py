@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -48,12 +48,17 @@ class Buckets:
     Attributes:
         column: A column of the dataset, as in conditions: ``aspect``, ``duration_s``,
             ``json.num_words``.
-        edges: Upper edges that rise, or pairs of (height, width) in pixels for ``aspect``.
+        edges: Upper edges that rise, or pairs of (height, width) in pixels for ``aspect``. A key
+            of the ``json`` may say the width by the height of another picture.
         rows: Rows of a step by upper edge, such as ``{30: 64, 8: 128}``: a bucket has those of the
             least edge that is not below its own. The largest of them is `global_batch_size` of the
             pipeline, and the number of ranks divides each. None: all have `global_batch_size`.
         min_steps: A bucket that has fewer full steps an epoch is joined with another one: with the
             next larger one, the last with the one below it, and pictures with the nearest ratio.
+        pad_to: "edge": all batches of a bucket have one shape, which compiled models need. Of
+            ``duration_s``, recordings are padded to the edge. Of other columns, edges are numbers
+            of tokens, and these are padded. A longer row makes its batch longer. "longest":
+            batches are as long as their longest row.
 
     Raises:
         ConfigError: The edges do not rise, or are of another kind.
@@ -73,6 +78,7 @@ class Buckets:
     edges: tuple[float, ...] | tuple[tuple[PositiveInt, PositiveInt], ...]
     rows: Mapping[float, PositiveInt] | None = field(default=None, hash=False)
     min_steps: PositiveInt = 4
+    pad_to: Literal["longest", "edge"] = "longest"
 
     def __post_init__(self) -> None:
         begin = f"Buckets({self.column!r}, edges=...)"
@@ -83,8 +89,10 @@ class Buckets:
         edges: Sequence[Edge] = self.edges
         if self.has_shapes:
             require(
-                self.column == "aspect",
-                f"{begin}: pairs of (height, width) are for aspect; give rising numbers",
+                (self.column == "aspect" or self.column.startswith("json."))
+                and self.pad_to == "longest",
+                f"{begin}: pairs of (height, width) are for aspect, or a json.KEY that says it, "
+                'and have no padding; give rising numbers, or leave out pad_to="edge"',
             )
             edges = sorted(edges, key=_value)
         else:

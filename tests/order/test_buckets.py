@@ -174,6 +174,7 @@ def test_edges_of_pictures_have_about_one_area() -> None:
         ("duration_s", [1.0, float("nan")], "edges"),
         ("duration_s", list(range(300)), "300 edges"),
         ("duration_s", [(2, 3)], "pairs of .height, width. are for aspect"),
+        ("aspects", [(2, 3)], "pairs of .height, width. are for aspect"),
         ("duration_s", [1, (2, 3)], "give rising numbers"),
         ("duration_s", "2,4", "give rising numbers"),
         ("aspect", [(64, 64), (32, 32)], "two of one ratio"),
@@ -183,6 +184,12 @@ def test_edges_of_pictures_have_about_one_area() -> None:
 def test_wrong_edges_are_refused(column: str, edges: Any, message: str) -> None:
     with pytest.raises(mm.ConfigError, match=message):
         Buckets(column, edges=edges)
+
+
+def test_pictures_have_no_padding_and_their_ratio_may_be_a_key_of_the_json() -> None:
+    with pytest.raises(mm.ConfigError, match="have no padding"):
+        Buckets("aspect", edges=[(2, 4)], pad_to="edge")
+    assert Buckets("json.ratio", edges=[(4, 2), (2, 8)]).conditions[0].startswith("json.ratio > 0")
 
 
 @pytest.mark.parametrize(

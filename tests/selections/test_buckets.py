@@ -23,6 +23,8 @@ from mmstream.reading.step import Job
 from mmstream.state import order_of_state
 from mmstream.storage import open_store
 from mmstream.train.models import validation_pipeline
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.media_files import audio_file
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import far
 from tests.helpers.topology import Step, assert_resumes_exactly, described, run
@@ -57,7 +59,9 @@ def corpus(written: str, tmp_path: Path) -> str:
 
 def pipeline(data: str | mm.Dataset, edges: Any = EDGES, **settings: Any) -> mm.Pipeline:
     dataset = mm.open_dataset(data) if isinstance(data, str) else data
-    batching = mm.Buckets("words", edges=edges, min_steps=settings.pop("min_steps", 1))
+    of_buckets = {"min_steps": settings.pop("min_steps", 1)}
+    of_buckets |= {"pad_to": settings.pop("pad_to", "longest")}
+    batching = mm.Buckets("words", edges=edges, **of_buckets)
     settings = {"global_batch_size": 4, "seed": 3, "batching": batching, **settings}
     return mm.Pipeline(dataset, **settings)
 
@@ -384,6 +388,90 @@ def test_what_does_not_go_with_buckets_is_refused(written: str) -> None:
         mm.Loader(pipeline(written, global_batch_size=1000))
     with pytest.raises(mm.ConfigError, match="no sample is in a bucket"):
         mm.Loader(pipeline(written, [-2, -1]))
+
+
+def recordings(dest: str) -> mm.Dataset:
+    """Recordings of 1, 3, 6, 9 and 12 tenths of a second at 8 kHz; some rows have none."""
+    rows = [
+        {
+            "audio": audio_file("wav", seconds=(1, 3, 6, 9, 12)[n % 5] / 10, sample_rate=8000),
+            "text": "ab",
+        }
+        for n in range(60)
+    ]
+    mm.convert(rows, dest, samples_per_shard=10, progress=False)
+    return mm.open_dataset(dest)
+
+
+def test_recordings_are_padded_to_the_edge_of_the_bucket(tmp_path: Path) -> None:
+    dataset = recordings(str(tmp_path / "corpus"))
+
+    def lengths(decoder: mm.AudioDecoder, name: str = "audio") -> set[tuple[int, int]]:
+        of = mm.Pipeline(
+            dataset,
+            global_batch_size=4,
+            batching=mm.Buckets("duration_s", edges=[0.5, 1, 1.5], min_steps=1, pad_to="edge"),
+            decode=mm.Decode(audio=decoder),
+        )
+        return {
+            (batch[name].shape[-1], batch[f"{name}_length"].max().item()) for batch in run_of(of)
+        }
+
+    def run_of(of: mm.Pipeline) -> list[Any]:
+        return [*mm.Loader(of, world=mm.World(0, 2)), *mm.Loader(of, world=mm.World(1, 2))]
+
+    assert {padded for padded, _ in lengths(mm.AudioDecoder())} == {8000, 16_000, 24_000}
+    assert {longest for _, longest in lengths(mm.AudioDecoder())} <= {
+        1600,
+        4800,
+        9600,
+        14_400,
+        19_200,
+    }
+    cut = lengths(mm.AudioDecoder(sample_rate=8000, channels=2, duration_s=0.75))
+    assert {padded for padded, _ in cut} == {4000, 6000}
+    features = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures(padding="longest"))
+    assert {padded for padded, _ in lengths(features, "audio_features")} == {50, 100, 150}
+
+
+def test_tokens_are_padded_to_the_edge_of_the_bucket(written: str) -> None:
+    text = mm.Decode(text=mm.TextDecoder(byte_tokenizer()))
+    widths = set()
+    for batch in mm.Loader(pipeline(written, [5, 50], pad_to="edge", decode=text)):
+        edge = 5 if words_of(batch["__key__"][0]) <= 5 else 50  # type: ignore[operator]
+        longest = int(batch["attention_mask"].sum(1).max())
+        assert longest in (8, 9, 10)  # of "text 1" to "text 149"
+        assert batch["input_ids"].shape == batch["labels"].shape == (4, max(edge, longest))
+        widths.add(batch["input_ids"].shape[1])
+    assert 50 in widths
+    assert len(widths) > 1
+
+
+@pytest.mark.parametrize(
+    ("column", "given", "message"),
+    [
+        ("words", {}, "pads tokens: pass decode="),
+        ("words", {"collate": list}, "collate= makes the batches"),
+        ("words", {"decode": "max_length"}, "pads all rows to one length"),
+        ("duration_s", {"decode": "longest"}, "pads recordings of a known rate"),
+        ("duration_s", {"decode": mm.AudioDecoder(sample_rate=None)}, "of a known rate"),
+    ],
+)
+def test_padding_to_what_has_no_length_is_refused(
+    written: str, column: str, given: dict[str, Any], message: str
+) -> None:
+    if isinstance(given.get("decode"), str):
+        text = mm.TextDecoder(byte_tokenizer(), padding=given["decode"], max_length=64)
+        given = {"decode": mm.Decode(text=text)}
+    elif "decode" in given:
+        given = {"decode": mm.Decode(audio=given["decode"])}
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.Pipeline(
+            mm.open_dataset(written),
+            global_batch_size=4,
+            batching=mm.Buckets(column, edges=EDGES, pad_to="edge"),
+            **given,
+        )
 
 
 def test_reshard_gives_each_bucket_its_own_shards(
