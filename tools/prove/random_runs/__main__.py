@@ -6,7 +6,7 @@
 
 A trial writes one to three datasets with bad samples, some as unions of folders, and draws a
 pipeline: rows, repeated rows, buckets, flat batches or packs, of a dataset or a mixture, with any
-grid and window. Most that are not packs are of views:
+grid and window; weights of mixtures are set during some runs. Most that are not packs are of views:
 slices, random parts, complements and lists of samples. It reads two epochs, which must keep the
 promises of docs/guarantees.md. Then it reads them in parts: each on other ranks, workers, threads
 and storage, with and without a node cache. Parts end anywhere, some with killed workers, and some

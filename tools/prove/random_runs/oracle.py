@@ -48,6 +48,8 @@ class Facts:
     """Samples of each recording that are decoded."""
     weights: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Of a mixture, by the step of the run from which they hold."""
+    lane_slack: int = 2
+    """Samples that a lane of a mixture may be away from its share."""
     epoch_steps: int | str = 0
     max_tokens: int = 0
     """Of a pack; 0: rows are single samples."""
@@ -362,7 +364,7 @@ def _judge_mixture(facts: Facts, by_epoch: Mapping[int, Sequence[Mapping[int, Ro
             assert len(of_epoch) == facts.epoch_steps, f"epoch {epoch}: {len(of_epoch)} steps"
     due, given = Counter[str](), Counter[str]()
     seen: dict[tuple[Ref, int], str] = {}
-    slack = 2 * facts.lanes[0] * facts.lanes[1]
+    slack = facts.lane_slack * facts.lanes[0] * facts.lanes[1]
     steps = [rows for epoch in sorted(by_epoch) for rows in by_epoch[epoch]]
     for step, rows in enumerate(steps):
         weights = facts.weights[max(first for first in facts.weights if first <= step)]
@@ -370,7 +372,9 @@ def _judge_mixture(facts: Facts, by_epoch: Mapping[int, Sequence[Mapping[int, Ro
         for name, weight in weights.items():
             due[name] += facts.rows * weight / total  # type: ignore[assignment]
         for number, row in rows.items():
-            given[facts.source_of[row.planned[0][0]]] += 1
+            source = facts.source_of[row.planned[0][0]]
+            given[source] += 1
+            assert weights[source], f"step {step} row {number}: {source} has no weight"
             for content in row.contents[:1]:
                 for ref in row.planned:
                     before = seen.setdefault((ref, content.epoch), f"step {step} row {number}")

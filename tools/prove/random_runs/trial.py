@@ -61,6 +61,10 @@ class Trial:
     """Draws all that is about views and takedowns."""
     kinds: random.Random = field(init=False)
     """Draws all that is about buckets, repeats and unions."""
+    live: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Weights that are set during a run, after so many of its steps."""
+    ended: dict[str, Any] = field(default_factory=dict)
+    """The state at the end of the last read in peace."""
     groups: dict[int, Groups] = field(default_factory=dict)
     """By epoch: the samples of each bucket, as its plan has them."""
     removed: set[Ref] = field(default_factory=set)
@@ -70,6 +74,16 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.kinds = random.Random(f"new {self.seed}")
+
+    def set_weights(self, loader: mm.Loader) -> None:
+        """Set the weights that are due behind the last batch."""
+        if not self.live:
+            return
+        state = loader.state_dict()
+        run_step = state["epoch"] * len(loader) + state["step"]
+        if run_step in self.live:
+            loader.set_weights(self.live[run_step])
+            self.counts["weights set"] += 1
 
     def say(self, *words: object) -> None:
         """Remember what was drawn, for the message of a failure."""
@@ -206,6 +220,10 @@ class Data:
         measured |= {ref: measured[ref] - 3 for ref in self.understated}
         is_packed = isinstance(self.batching, mm.Pack)
         order = pipeline.order
+        weights = {} if self.mixture is None else self.mixture["weights"]
+        if trial.live:  # they take the place of all that are declared behind them
+            begun = {step: shares for step, shares in weights.items() if step < min(trial.live)}
+            weights = begun | trial.live
         return Facts(
             samples=samples,
             chosen=frozenset(
@@ -226,7 +244,8 @@ class Data:
             keeps_lanes=pipeline.reshuffle == "lanes" and self.mixture is None,
             num_epochs=trial.num_epochs,
             span=self.span,
-            weights={} if self.mixture is None else self.mixture["weights"],
+            weights=weights,
+            lane_slack=3 if trial.live else 2,
             epoch_steps="" if self.mixture is None else self.mixture["epoch_steps"] or "stop",
             max_tokens=self.max_tokens if is_packed else 0,
             num_packs=getattr(order, "num_units", 0) if self.mixture is None else 0,
@@ -361,6 +380,7 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
         stop = None if epoch_steps else draw.choice(["first", "all"])
         changes = {step: shares for step, shares in weights.items() if step} or None
         mixture = {"weights": weights, "stop": stop, "epoch_steps": epoch_steps, "changes": changes}
+        trial.live = _draw_live(trial, names, 0 if kind == "pack" else epoch_steps or 0)
     data = Data(
         corpora,
         mixture,
@@ -381,9 +401,18 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
         "bad", bad_fraction, "wavs", has_wavs, span, mixture, batching, "before", data.is_before
     )
     trial.say(data.action, "understated", sorted(data.understated), "views", views)
+    trial.say("weights that are set", trial.live)
     words = "views of " * bool(views), "buckets of " * has_buckets, kind
     trial.counts["".join(words) + " of a mixture" * is_mixture] += 1
     return data
+
+
+def _draw_live(trial: Trial, names: Sequence[str], epoch_steps: int) -> dict[int, dict[str, int]]:
+    """Return weights that are set in a run. 0 steps: they cannot be set."""
+    draw, possible = random.Random(f"live {trial.seed}"), range(1, trial.num_epochs * epoch_steps)
+    steps = draw.sample(possible, min(draw.randint(0, 4), len(possible)))
+    live = {step: {name: draw.choice([0, 1, 3, 9]) for name in names} for step in sorted(steps)}
+    return {step: shares | {draw.choice(names): 2} for step, shares in live.items()}
 
 
 def _draw_buckets(trial: Trial) -> mm.Buckets:
@@ -496,6 +525,8 @@ def _read(
                     lineage = batch["__lineage__"]
                     assert trial.removed.isdisjoint(lineage.shown), "shown, but taken down"
                     steps[lineage.epoch, lineage.step] = rows_of(batch, shard_of.__getitem__)
+                    trial.set_weights(loader)
+            trial.ended = json.loads(json.dumps(loader.state_dict()))
         except mm.errors.BadSampleLimitError as error:
             if "no row has a good sample" not in str(error):
                 raise
@@ -505,15 +536,15 @@ def _read(
 
 
 def _check_replay(
-    draw: random.Random,
+    trial: Trial,
     data: Data,
     pipeline: mm.Pipeline,
     steps: Steps,
     state: dict[str, Any] | None = None,
 ) -> None:
     """Compare some steps with those that `replay` plans from a state; None: from a new one."""
-    loader = mm.Loader(pipeline, world=mm.World(0, 1))
-    state = state or json.loads(json.dumps(loader.state_dict()))
+    draw, loader = trial.choose, mm.Loader(pipeline, world=mm.World(0, 1))
+    state = (trial.ended if trial.live else state) or json.loads(json.dumps(loader.state_dict()))
     plan = getattr(pipeline.order, "plan", None)
     order, *_ = order_of_state(state, pipeline.dataset, plan)
     samples, names = data.samples(), data.shard_names()
@@ -585,13 +616,13 @@ def _judged(
     rest = {key: rows for key, rows in steps.items() if key in before}
     groups = trial.groups.get(min(rest, default=(0, 0))[0], ())
     judge_rest(replace(facts, drop_last=True), rest, before, groups)
-    _check_replay(trial.choose, plan.data, pipeline, rest, state if rest else None)
+    _check_replay(trial, plan.data, pipeline, rest, state if rest else None)
     new = {key: rows for key, rows in steps.items() if key not in before}
     num_epochs, listed = len({epoch for epoch, _ in new}), facts.listed | facts.removed
     facts = replace(facts, listed=listed, removed=frozenset(), num_epochs=num_epochs)
     judge(facts, new)
     trial.groups |= {epoch: groups_of(facts) for epoch, _ in new}
-    _check_replay(trial.choose, plan.data, pipeline, new)
+    _check_replay(trial, plan.data, pipeline, new)
     _check_views(plan.data)
     trial.counts["judged steps"] += len(steps)
     return steps
@@ -783,6 +814,8 @@ def _draw_part(
     storage = "shared" if is_remote else "local"
     if is_remote and trial.s3_prefix and draw.random() < 0.5:
         storage = trial.s3_prefix
+    if trial.live and end == "look ahead":  # weights would begin behind what is ahead
+        end = "close"
     part = _Part(
         size,
         rows_per_rank,
@@ -792,7 +825,7 @@ def _draw_part(
         cache,
         num_steps,
         end,
-        draw.random() < 0.2,
+        draw.random() < 0.2 and not trial.live,
         "finish_epoch" if settings.get("grid", 0) is None or draw.random() < 0.3 else "refuse",
         trial.choose.choice(["fork", "fork", "forkserver"]),
     )
@@ -925,6 +958,7 @@ def _note(
     at = (state["epoch"], state["step"])
     following = (lineage.epoch, lineage.step + 1)
     assert at == following or (at == (lineage.epoch + 1, 0)), f"state {at} after {following}"
+    trial.set_weights(loader)
     if draw.random() < 0.1:
         num_parts = draw.randint(1, 4)
         joined: dict[int, Row] = {}
