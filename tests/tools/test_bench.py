@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mmstream as mm
 from tests.helpers.paths import ROOT
 from tools.bench import __main__ as bench
-from tools.bench import compare, equal_steps
+from tools.bench import buckets, compare, equal_steps
 from tools.bench.compare import Run, main, print_table
 from tools.bench.equal_steps import Cell, Corpus, Delivered, Tally
 
@@ -119,3 +121,26 @@ def test_a_gain_is_above_one_where_this_checkout_is_faster(
     speed, wait = capsys.readouterr().out.splitlines()[-2:]
     assert "| 150 | 100 | 1.500 (1.20-2.00) |" in speed
     assert "| 2 | 4 | 2.000 (2.00-4.00) |" in wait
+
+
+def test_the_judge_of_buckets_counts_what_is_lost_repeated_mixed_and_padded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(buckets, "NUM_SAMPLES", 4)
+    ranks: list[list[buckets.Drawn]] = [[(0, [0, 1]), (1, [2])], [(0, [0, 1]), (0, [2])]]
+    buckets.print_table("lengths", {"a": lambda _: ranks}, [1.0, 3.0, 1.0, 9.0])
+    cells = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    # 2 steps, one of them of one bucket; 1 of 4 samples never came, 3 twice; 4 of 14 are padding.
+    assert cells == ["| a", "2", "50%", "25.0%", "1", "3", "28.6% |"]
+
+
+def test_buckets_of_mmstream_lose_and_repeat_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(buckets, "NUM_SAMPLES", 1_000)
+    numbers = np.arange(1_000) % 3 // 2
+    two = mm.Buckets("duration_s", edges=[1, 2])
+    sampler = buckets.mmstream(two, numbers, 16, drop_last=False)
+    buckets.print_table("lengths", {"mm.Buckets": sampler}, (numbers + 1.0).tolist())
+    cells = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    assert cells[2:] == ["100%", "0.0%", "0", "0", "0.0% |"]

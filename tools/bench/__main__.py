@@ -1,5 +1,6 @@
 """The tables of docs/benchmarks.md: ``python -m tools.bench TABLE``.
 
+    buckets       steps of one shape beside diffusers' and Lhotse's samplers, two minutes
     decoded       decoded samples a second beside other loaders, ten minutes
     equal-steps   steps and samples of every rank beside other loaders, half an hour
     mixing        how well the order mixes, and what its windows cost, a minute
@@ -17,10 +18,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.bench import decoded, equal_steps, mixing, storage
+from tools.bench import buckets, decoded, equal_steps, mixing, storage
 from tools.bench.loaders import LOADERS
 
-TABLES = ("decoded", "equal-steps", "mixing", "storage")
+TABLES = ("buckets", "decoded", "equal-steps", "mixing", "storage")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,13 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--checkout", action="append", type=Path, default=[], help="another version, for storage"
     )
+    parser.add_argument("--recordings", type=Path, help="folder of WAV files, for buckets")
     options = parser.parse_args(arguments)
     known = list(LOADERS if options.table == "decoded" else equal_steps.SYSTEMS)
     for name in options.loader or ():
         if name not in known:
             parser.error(f"no loader {name!r} in {options.table}; there are {', '.join(known)}")
     print_machine()
-    if options.table == "decoded":
+    if options.table == "buckets":
+        buckets.compare(options.rounds, options.recordings)
+    elif options.table == "decoded":
         decoded.compare(options.rounds, options.samples, options.loader)
     elif options.table == "equal-steps":
         equal_steps.compare(options.loader)

@@ -71,6 +71,29 @@ def mosaics(size: tuple[int, int]) -> list[Photograph]:
     return made
 
 
+def write_shaped(folder: Path, num_samples: int) -> list[float]:
+    """Write a dataset of the photographs in their own shapes, and return width / height of each.
+
+    They are enlarged to a longer side of 576.
+    """
+    from PIL import Image
+
+    import mmstream as mm
+
+    ratios = []
+    photographs = folder / "photographs"
+    photographs.mkdir()
+    for number, row in enumerate(_rows()):
+        image = Image.open(_corpus_file().parent / row["image"]).convert("RGB")
+        ratios.append(image.width / image.height)
+        larger = image.resize((2 * image.width, 2 * image.height), Image.Resampling.LANCZOS)
+        (photographs / f"{number}.jpg").write_bytes(_encode(larger))
+    rows = "".join(f'{{"image": "{n % len(ratios)}.jpg"}}\n' for n in range(num_samples))
+    (folder / "rows.jsonl").write_text(rows)
+    mm.convert(folder / "rows.jsonl", folder / "shards", media_root=photographs, progress=False)
+    return ratios
+
+
 def write_tokenizer(folder: Path) -> None:
     """Train a byte-level BPE of 2,000 tokens on the demo's captions, and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -89,18 +112,20 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _corpus_file().read_text().splitlines()]
+
+
+def _corpus_file() -> Path:
     from mmstream.train.demo import corpus_rows
 
-    return [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()]
+    return Path(corpus_rows())
 
 
 def _demo_images() -> Iterator[tuple[Any, list[str]]]:
     from PIL import Image
 
-    from mmstream.train.demo import corpus_rows
-
     for row in _rows():
-        image = Image.open(Path(corpus_rows()).parent / row["image"]).convert("RGB")
+        image = Image.open(_corpus_file().parent / row["image"]).convert("RGB")
         yield image.resize(SMALL, Image.Resampling.LANCZOS), row["captions"]
 
 

@@ -33,6 +33,10 @@ PEERS = {
         *("astunparse==1.6.3", "gast==0.7.0", "makefun==1.16.0"),
     ),
     "SPDL": ("spdl==0.8.0", "spdl_core==0.8.0", "spdl_io==0.8.0"),
+    "Lhotse": (
+        *("lhotse==1.33.0", "cytoolz", "toolz", "intervaltree", "sortedcontainers", "tabulate"),
+        *("audioread", "lilcom"),
+    ),
 }
 """The distributions of each loader. The first one is named in the table."""
 
