@@ -102,8 +102,9 @@ def assert_substitute_is_near(pipeline, step, row, bad) -> None:
         assert step.shown[row] in others
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    ("name", "drop_last"), [*((name, False) for name in FAULTS), ("truncated_jpeg", True)]
+)
 def test_every_fault_is_substituted_and_the_epoch_stays_whole(tmp_path, decoders, name, drop_last):
     counts = [30, 1, 0, 40, 26]
     corpus = write_faulty(tmp_path, counts, BAD, FAULTS[name])
@@ -146,10 +147,9 @@ def test_any_bad_samples_get_the_same_substitutes_on_every_topology_and_after_a_
         )
         whole = run(pipeline).steps
         assert_epoch_is_whole(pipeline, whole, refs_of(counts, bad))
-        for size in {1, 2, min(3, rows)}:
-            for num_workers in (1, 2):
-                assert run(pipeline, size, num_workers).steps == whole
-        for step in range(1, len(whole)):
+        for size, num_workers in ((1, 2), (2, 1), (min(3, rows), 2)):
+            assert run(pipeline, size, num_workers).steps == whole
+        for step in range(1, len(whole), 1 + len(whole) // 4):
             size, num_workers = 1 + step % 2, 1 + step % 3
             rest = run(
                 pipeline, size, num_workers, range(step, len(whole)), num_threads=1 + step % 2
@@ -333,19 +333,19 @@ def test_when_all_is_bad_the_run_stops_at_once_with_the_reason(tmp_path):
 @pytest.mark.slow
 def test_rows_that_nothing_can_fill_are_invalid_and_counted(tmp_path):
     good = 17
-    corpus = write_tiny(tmp_path, [60], set(range(60)) - {good})
-    pipeline = make_pipeline(corpus, global_batch_size=60, window=8)
+    corpus = write_tiny(tmp_path, [24], set(range(24)) - {good})
+    pipeline = make_pipeline(corpus, global_batch_size=24, window=8)
     (step,) = run(pipeline).steps
     empty = [record.row for record in step.bad if record.substitute is None]
-    assert 0 < len(empty) < 59
+    assert 0 < len(empty) < 23
     assert [row for row, ok in enumerate(step.valid) if not ok] == empty
     assert set(step.keys) == {f"{good:06d}"}
     assert set(step.shown) == {(0, good)}  # also of the invalid rows: what lies in the batch
     loader = mm.Loader(pipeline)
     (batch,) = loader
-    assert loader.stats.num_samples == 60
-    assert loader.stats.num_bad == 59
-    assert batch["json"].tolist() == [good] * 60
+    assert loader.stats.num_samples == 24
+    assert loader.stats.num_bad == 23
+    assert batch["json"].tolist() == [good] * 24
     assert run(pipeline, 2).steps == [step]  # ranks without a good row show that of another
 
 
@@ -391,7 +391,7 @@ def test_a_filter_of_a_whole_source_stops_no_rank(tmp_path, batching, action):
     folders = {name: write_corpus(tmp_path / name, [n], captioned) for name, n in SOURCES.items()}
     sources = {name: (mm.open_dataset(folder), 0.5) for name, folder in folders.items()}
     pipeline = mm.Pipeline(
-        mm.Mixture(sources, epoch_steps=6),
+        mm.Mixture(sources, epoch_steps=3),
         global_batch_size=4,
         decode=Decode(text=TextDecoder(tokenizer(), max_length=16)),
         transforms=(LeaveOut(),),
@@ -400,7 +400,7 @@ def test_a_filter_of_a_whole_source_stops_no_rank(tmp_path, batching, action):
     )
     whole = run(pipeline).steps
     assert not all(valid for step in whole for valid in step.valid)
-    for size in (2, 3, 4):
+    for size in (3, 4):
         assert run(pipeline, size).steps == whole
     one, *_ = mm.Loader(pipeline, world=mm.World(0, 1))
     four = [next(iter(mm.Loader(pipeline, world=mm.World(rank, 4)))) for rank in range(4)]

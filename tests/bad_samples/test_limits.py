@@ -290,7 +290,7 @@ def loader(dataset: mm.Dataset, transforms: tuple[Any, ...] = (), **options: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_cut_texts_are_counted_and_warned_of_once(
     dataset: mm.Dataset, num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:

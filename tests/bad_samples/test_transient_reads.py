@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -83,9 +82,7 @@ def assert_equal(one, other) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rate", "once"), [*product([0.01, 0.05, 0.2], [True, False]), (1.0, True)]
-)
+@pytest.mark.parametrize(("rate", "once"), [(0.2, False), (0.2, True), (1.0, True)])
 def test_bytes_that_come_wrong_at_random_change_no_batch(pipeline, rate, once):
     calm = delivered(pipeline, resume_every=100)
     assert sum(len(step.bad) for step, _ in calm) == len(BAD)
@@ -96,10 +93,9 @@ def test_bytes_that_come_wrong_at_random_change_no_batch(pipeline, rate, once):
     assert faults.num_spoilt > 0
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(pipeline, rate):
+def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(pipeline):
     calm = run(pipeline).steps
-    faults = RandomFaults(rate, fails=True, once=True)
+    faults = RandomFaults(0.2, fails=True, once=True)
     loader = mm.Loader(opened_anew(pipeline, faults), num_threads=1)
     steps, num_stops = [], 0
     while loader.state_dict()["epoch"] == 0:
