@@ -84,12 +84,6 @@ def test_pictures_that_are_no_whole_buffer_in_order_are_right_too(pictures):
     assert image.is_contiguous(memory_format=LAST)
 
 
-def test_pictures_of_different_shapes_are_a_list_with_their_rows():
-    batch = batch_of("image", picture(0), picture(1, 5, 5), picture(2))
-    assert [tuple(image.shape) for image in batch["image"]] == [(3, 4, 6), (3, 5, 5), (3, 4, 6)]
-    assert batch["image_row"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("counts", "rows"),
     [

@@ -114,14 +114,6 @@ def test_a_zigzag_gives_each_rank_a_head_and_its_tail() -> None:
         assert parts_of(batch, 2, scheme)[0]["sequence_index"].tolist() == [index]
 
 
-def test_a_whole_part_is_the_batch_with_shifted_labels() -> None:
-    batch = made_batch([[5, 1], [9]], 1)
-    part = mm.cut_sequence(batch, 0, 1, "contiguous")
-    assert torch.equal(part["input_ids"], batch["input_ids"])
-    last_of_documents = batch["cu_seq_lens_q"][1:] - 1
-    assert (part["shift_labels"][0, last_of_documents] == -100).all()
-
-
 def test_positions_of_four_rows_and_embeddings_are_cut() -> None:
     batch = made_batch([[8, 4]], 4)
     batch["position_ids"] = torch.stack([batch["position_ids"] + 100 * i for i in range(4)])

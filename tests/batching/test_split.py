@@ -18,6 +18,7 @@ from mmstream.batching.split import cuts_by_tokens
 from mmstream.batching.valid import invalid_tokens, mask_labels
 from mmstream.reading.step import BatchLineage
 from mmstream.types import BadSample
+from tests.batching.test_flat import plain
 
 
 def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[str, Any]:
@@ -89,16 +90,6 @@ def join(parts: list[Any]) -> Any:
     return first
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
 @given(
     images_of_rows=st.lists(st.integers(0, 3), min_size=1, max_size=9),
     num_parts=st.integers(1, 12),
@@ -110,7 +101,7 @@ def test_the_parts_joined_are_the_batch(
 ) -> None:
     batch = made_batch(images_of_rows, start, whole=whole)
     parts = mm.split_rows(batch, num_parts)
-    assert same(join(parts), batch)
+    assert plain(join(parts)) == plain(batch)
     sizes = [len(part["__key__"]) for part in parts]
     assert len(parts) == min(num_parts, len(images_of_rows))
     assert max(sizes) - min(sizes) <= 1
@@ -202,12 +193,6 @@ def flat_batch(rows: list[list[list[int]]], settings: mm.Flat) -> dict[str, Any]
     batch["__valid__"] = torch.tensor([len(row) != 2 for row in rows])
     mask_labels(batch)
     return batch
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 @hypothesis_settings(max_examples=40)
