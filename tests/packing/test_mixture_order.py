@@ -23,10 +23,7 @@ from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
 from mmstream.state import load_state, make_state
 from tests.helpers.pack_orders import (
-    by_square,
-    dealt,
     packs_of_step,
-    packs_of_windows,
     saved,
     walk,
 )
@@ -145,15 +142,6 @@ def test_sources_with_other_limits_do_not_go_together() -> None:
 # -- packs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_dealt", [False, True])
-def test_windows_hold_the_samples_of_their_rows(is_dealt: bool) -> None:
-    order = order_of(rows=8, window=5, grid=(1, 2))
-    if is_dealt:
-        order = order.with_ranks(4, dealt, by_square)  # type: ignore[assignment]
-    for step, from_windows in packs_of_windows(order, 1).items():
-        assert dict(enumerate(packs_of_step(order, 1, step))) == from_windows
-
-
 def test_a_substitute_is_a_pack_of_the_same_source() -> None:
     order = order_of()
     for row, pack in enumerate(packs_of_step(order, 0, 2)):
@@ -178,27 +166,6 @@ def test_samples_of_bad_lists_are_left_out_of_their_packs() -> None:
 
 
 # -- states -----------------------------------------------------------------------------------
-
-
-def test_a_rank_keeps_its_packs_of_large_sources_where_lanes_keep_them() -> None:
-    orders = {how: order_of(rows=2, grid=(1, 2), reshuffle=how) for how in ("lanes", "global")}
-    num_moved = {}
-    for how, order in orders.items():
-        ranks_of: dict[Ref, set[int]] = {}
-        for epoch in range(12):
-            for step in range(order.steps_per_epoch):
-                for rank, pack in enumerate(packs_of_step(order, epoch, step)):
-                    for ref in pack:
-                        ranks_of.setdefault(ref, set()).add(rank)
-        assert len(ranks_of) == sum(map(sum, COUNTS.values()))
-        num_moved[how] = sum(len(ranks) > 1 for ranks in ranks_of.values())
-    largest_pack = 32
-    assert (
-        num_moved["lanes"] <= 2 * largest_pack
-    )  # one pack of each source, where its number is odd
-    assert num_moved["global"] > 400
-    identity = json.loads(json.dumps(orders["lanes"].identity()))
-    assert (identity["version"], identity["reshuffle"]) == (2, "lanes")
 
 
 def test_a_state_of_packs_of_a_mixture_resumes() -> None:

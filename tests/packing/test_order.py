@@ -167,12 +167,6 @@ def test_fewer_packs_than_rows_are_refused() -> None:
 # -- states -----------------------------------------------------------------------------------
 
 
-def test_a_state_of_packs_resumes_in_the_middle_of_an_epoch() -> None:
-    state = saved(order_of([100, 100]), 1, 2)
-    assert load_state(order_of([100, 100]), state) == (1, 2)
-    assert len(json.dumps(state)) < 1200
-
-
 def test_other_packs_are_refused_in_the_middle_of_an_epoch() -> None:
     counts = [100, 100]
     state = saved(order_of(counts), 1, 2)

@@ -22,8 +22,6 @@ from mmstream.packing.plan_report import PlanReport, plan_report
 from mmstream.packing.planner import GROUP_PACKS, best_fit, make_plan, pack_samples, plan_of_lengths
 from mmstream.packing.settings import PackLimits
 
-NO_SAMPLES = np.zeros((0, 2), dtype=np.int64)
-
 
 def measure_of(counts: list[int], **columns: list[int]) -> Measure:
     shards = tuple(
