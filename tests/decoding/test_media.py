@@ -18,7 +18,14 @@ from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import SampleLineage
 from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeFeatures, FakeVideoDecoder, fake_file
-from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
+from tests.helpers.media_files import (
+    AUDIO_KINDS,
+    VIDEO_KINDS,
+    audio_file,
+    num_bytes,
+    read_by_ranges,
+    video_file,
+)
 
 VIDEO, AUDIO = FakeVideoDecoder(), FakeAudioDecoder()
 
@@ -49,12 +56,6 @@ def test_one_video_is_no_list_and_none_is_an_empty_one() -> None:
     assert without["video"] == without["video_pts_s"] == []
     assert without["audio"].tolist() == [1, 1 + 1 / 1024]
     assert "audio_video" not in without
-
-
-def test_without_a_decoder_files_stay_bytes() -> None:
-    both = sample(mp4=fake_file(1, 2), wav=fake_file(1, 2))
-    assert decode_sample(both, mm.Decode(video=VIDEO))["wav"] == both["wav"]
-    assert decode_sample(both, mm.Decode(audio=AUDIO))["mp4"] == both["mp4"]
 
 
 def test_tracks_of_videos_join_the_recordings_in_the_order_of_the_files() -> None:
@@ -174,12 +175,24 @@ def test_draws_are_those_of_the_sample_whether_they_are_planned_or_not() -> None
     assert starts[0] == [float(rng.integers(1000)) for _ in range(2)]
 
 
-@pytest.mark.parametrize("name", ["video", "video_row", "video_pts_s", "audio", "audio_length"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("video", "video_row", "video_pts_s", "audio", "audio_length"),
+        *("image", "input_ids", "attention_mask", "labels"),
+    ],
+)
 def test_a_file_named_like_a_field_of_the_decoder_is_refused(name: str) -> None:
+    decode = mm.Decode(
+        video=VIDEO,
+        audio=AUDIO,
+        image=mm.ImageDecoder(),
+        text=mm.TextDecoder(byte_tokenizer()),
+    )
     with pytest.raises(
         mm.errors.DecodeError, match=f"k.{name}: the decoder makes a field of this name"
     ):
-        decode_sample(sample(**{name: b"1"}), mm.Decode(video=VIDEO, audio=AUDIO))
+        decode_sample(sample(**{name: b"1"}), decode)
     assert decode_sample(sample(**{name: b"1"}), mm.Decode())[name] == b"1"
 
 
@@ -392,7 +405,7 @@ def test_sounds_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
         np.testing.assert_array_equal(decoder(lazy(content)), decoder(content))
 
 
-@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+@pytest.mark.parametrize("kind", ["mp4", "mkv", "ts"])
 def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
     content = video_file(kind, num_frames=30)
 
@@ -405,29 +418,12 @@ def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
             mm.VideoDecoder()(mm.LazyBytes(len(content), read_ranges, content[:num_first]))
 
 
-class CountedBytes:
-    """A file that counts the bytes that are read of it."""
-
-    def __init__(self, content: bytes):
-        self.content, self.num_bytes = content, 0
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-    def read(self, start: int, stop: int) -> bytes:
-        self.num_bytes += stop - start
-        return self.content[start:stop]
-
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        pass
-
-
 def test_a_late_frame_is_decoded_without_what_is_before_its_key() -> None:
     content = video_file("mkv", num_frames=60, width=512, height=384, b_frames=2)
-    file = CountedBytes(content)
+    file, ranges = read_by_ranges(content)
     decoder = mm.VideoDecoder(indices=(56,))
     plan = decoder.plan(file)
-    file.num_bytes = 0
+    ranges.clear()
     frames = decoder.decode(file, plan).pixels
-    assert file.num_bytes < len(content) / 2
+    assert num_bytes(ranges) < len(content) / 2
     np.testing.assert_array_equal(frames[0], mm.VideoDecoder()(content)[56])

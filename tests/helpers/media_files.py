@@ -10,6 +10,7 @@ import functools
 import io
 import struct
 import tempfile
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import av
 import numpy as np
 from numpy.typing import NDArray
+
+import mmstream as mm
 
 VIDEO_KINDS = {
     "mp4": ("mp4", "libx264"),
@@ -292,3 +295,18 @@ def _turned(data: bytes, rotation: int, is_flipped: bool) -> bytes:
     numbers = (value << 16 for value in (cosine, sine, 0, -sine * down, cosine * down, 0, 0, 0))
     struct.pack_into(">9i", changed, matrix, *numbers, 1 << 30)
     return bytes(changed)
+
+
+def read_by_ranges(content: bytes) -> tuple[mm.LazyBytes, list[tuple[int, int]]]:
+    """Return a file that is read by ranges, and the ranges that were read of it so far."""
+    ranges: list[tuple[int, int]] = []
+
+    def read(wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        ranges.extend(wanted)
+        return [content[start:stop] for start, stop in wanted]
+
+    return mm.LazyBytes(len(content), read), ranges
+
+
+def num_bytes(ranges: Sequence[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)

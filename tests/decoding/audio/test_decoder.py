@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 import mmstream as mm
 from mmstream.decoding.audio.decoder import AudioLimits, check_result
-from tests.decoding.test_media import CountedBytes
-from tests.helpers.media_files import AUDIO_KINDS, audio_file, tone, video_file
+from tests.helpers.media_files import (
+    AUDIO_KINDS,
+    audio_file,
+    num_bytes,
+    read_by_ranges,
+    tone,
+    video_file,
+)
 from tests.helpers.paths import DATA
 
 NATIVE = mm.AudioDecoder(sample_rate=None, channels=None)
@@ -159,15 +165,6 @@ def test_the_cover_of_a_song_is_no_video_and_no_harm() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["mp4", "mkv", "ts"])
-def test_the_sound_of_a_video_is_decoded(kind: str) -> None:
-    data = video_file(kind, audio_codec="aac")
-    samples = mm.AudioDecoder()(data)
-    assert abs(len(samples) / 16_000 - 1.2) < 0.05
-    with pytest.raises(mm.errors.DecodeError, match="has no audio in it"):
-        mm.AudioDecoder()(video_file(kind))
-
-
 def test_an_opus_in_matroska_begins_where_its_own_head_says() -> None:
     """FFmpeg 5 writes a third of the delay into the container, for speech at 16 kHz."""
     data = audio_file("mka")
@@ -177,16 +174,6 @@ def test_an_opus_in_matroska_begins_where_its_own_head_says() -> None:
     np.testing.assert_array_equal(NATIVE(changed), NATIVE(data))
     span = NATIVE(changed, span=(0.25, 0.5))
     np.testing.assert_array_equal(span, NATIVE(data)[:, 12_000:24_000])
-
-
-def test_a_plan_tells_the_length_before_decoding() -> None:
-    decoder = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures())
-    data = audio_file("opus", seconds=2.0)
-    plan = decoder.plan(data)
-    assert plan.shape == (32_000, 200, 16_000)
-    result = decoder.decode(data, plan)
-    assert (result.samples, result.num_samples) == (None, 32_000)
-    assert result.features.shape == (80, 3000)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +237,8 @@ def test_damage_gives_samples_or_a_reason_and_never_another_error(kind: str) -> 
         (b"no recording at all", "not those of a known audio or video format"),
         (wav(np.zeros((0, 1), np.int16)), "no audio in the span: the file has 0 s"),
         (wav(np.zeros((9, 1), np.int16), data_bytes=4000), "truncated wav: 3,982 bytes"),
-        (wav(np.zeros((9, 1), np.int16), rate=7), "a sample rate of 7 Hz"),
-        (wav(np.zeros((9, 1), np.int16), rate=2**30), "a sample rate of 1073741824 Hz"),
+        (wav(np.zeros((9, 1), np.int16), rate=999), "a sample rate of 999 Hz"),
+        (wav(np.zeros((9, 1), np.int16), rate=1_000_001), "a sample rate of 1000001 Hz"),
         (wav(np.full((9, 1), np.nan, np.float32), code=3), "NaN or infinite"),
         (wav(np.full((9, 1), np.inf, np.float32), code=3), "NaN or infinite"),
         (wav(np.array([[0.5], [-np.inf]], np.float32), code=3), "NaN or infinite"),
@@ -376,15 +363,6 @@ def test_the_row_names_the_span() -> None:
         assert result.plan.start_s == (span.start or 0) / 16_000
 
 
-def test_the_span_of_the_settings_is_the_same_for_every_row() -> None:
-    data = long_recording("flac")
-    row = {"start_s": 2.0, "end_s": 3.0}
-    half = mm.AudioDecoder(span=(0.5, 1.0)).decode(data, row=row)
-    np.testing.assert_array_equal(half.samples, SPEECH(data)[8000:16_000])
-    whole = mm.AudioDecoder(span=None).decode(data, row=row)
-    assert whole.num_samples == 48_000
-
-
 def test_a_span_behind_the_end_of_the_recording_is_a_bad_sample() -> None:
     with pytest.raises(mm.errors.DecodeError, match="no audio in the span: the file has 3 s"):
         SPEECH.plan(long_recording("wav"), {"start_s": 3.0})
@@ -421,12 +399,12 @@ def test_a_random_crop_is_the_same_for_the_same_draw_and_lies_in_the_span() -> N
 
 
 def test_a_span_of_a_wav_reads_its_own_bytes_only() -> None:
-    file = CountedBytes(long_recording("wav", seconds=60.0))
+    file, ranges = read_by_ranges(long_recording("wav", seconds=60.0))
     SPEECH(file, span=(30.0, 31.0))
-    assert file.num_bytes < 32_000 + 1000
+    assert num_bytes(ranges) < 32_000 + 1000
 
 
-@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+@pytest.mark.parametrize("kind", ["mp4", "mkv", "ts"])
 def test_times_in_a_video_count_from_its_first_frame(kind: str) -> None:
     data = video_file(kind, audio_codec="aac", num_frames=20)
     plan = SPEECH.plan(data, {"start_s": 1.0, "end_s": 1.5})
@@ -434,3 +412,5 @@ def test_times_in_a_video_count_from_its_first_frame(kind: str) -> None:
     assert abs(plan.start_s - 1.0) < 1 / 16_000
     assert plan.start == round((1.0 - whole.start_s) * 16_000)
     assert plan.shape.num_samples == 8000
+    with pytest.raises(mm.errors.DecodeError, match="has no audio in it"):
+        SPEECH(video_file(kind))

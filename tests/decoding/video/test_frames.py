@@ -87,16 +87,6 @@ def test_frames_are_picked_by_their_own_times(
         assert np.array_equal(frame.permute(1, 2, 0).numpy(), pixels)
 
 
-def test_a_random_clip_lies_among_the_frames(tmp_path: Path) -> None:
-    samples = [listed({"timestamps": FROM_TEN})] * 40
-    decode = mm.Decode(video=mm.VideoDecoder(clip_s=1.0, size=8))
-    batch = batch_of(dataset_of(tmp_path, *samples), decode)
-    ends = np.cumsum(batch["video_frames"].tolist())
-    clips = np.split(batch["video_pts_s"].numpy(), ends[:-1])
-    assert {clip[0] for clip in clips} == {*FROM_TEN[1:5]}
-    assert max(clip[-1] - clip[0] for clip in clips) <= 1.0 + 1e-9
-
-
 def test_a_span_of_the_row_and_its_times_count_in_the_seconds_that_are_stated(
     tmp_path: Path,
 ) -> None:
@@ -278,19 +268,6 @@ def test_a_list_reaches_the_model_as_its_processor_makes_it(
         **({"fps": 2.0} if is_sampled else {}),
     )
     assert_equal_inputs(inputs, dict(expected))
-
-
-def test_real_times_stand_in_the_text(tmp_path: Path) -> None:
-    family = FAMILIES["qwen3_vl"]()
-    messages = [user([{"type": "video", "field": "frames"}]), assistant("a cat")]
-    sample = listed({"timestamps": [0.1, 1.3, 2.0, 2.9, 4.4, 4.6]})
-    sample |= {"json": json.dumps({"messages": messages}).encode()}
-    video = mm.VideoDecoder.from_processor(family.processor, num_frames=6)
-    image = mm.ImageDecoder.from_processor(family.processor)
-    decode = mm.Decode(text=family.text, video=video, image=image)
-    batch = batch_of(dataset_of(tmp_path, sample), decode)
-    text = family.tokenizer.decode(batch["input_ids"][0])
-    assert re.findall(r"<([\d.]+) seconds>", text) == ["0.7", "2.5", "4.5"]
 
 
 def test_a_list_that_is_decoded_by_field_leaves_no_pictures_to_the_text(tmp_path: Path) -> None:
