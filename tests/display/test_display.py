@@ -202,12 +202,6 @@ def test_the_first_bytes_tell_other_files_too():
         assert file_kind(data) == kind
 
 
-def test_a_slice_of_a_dataset_shows_its_own_samples(dataset):
-    page = parse(dataset[3:5])
-    assert len(page.images()) == 2
-    assert re.findall(r"caption \d", page.words) == ["caption 3", "caption 4"]
-
-
 def test_an_unreadable_shard_is_said_not_raised(dataset, tmp_path):
     (tmp_path / "good" / dataset.name_of(0)).unlink()
     assert "no such shard" in parse(mm.open_dataset(tmp_path / "good")).words
@@ -218,13 +212,6 @@ def test_nothing_is_read_to_show_a_corpus_of_long_videos(dataset, monkeypatch):
     dataset = watched(dataset)
     assert parse(dataset).images() == []
     assert dataset.store.ranges == []
-
-
-def test_a_sample_shows_its_picture_and_text(dataset, pipeline):
-    for sample in (dataset[0], *pipeline.take(1)):
-        page = parse(mm.show(sample))
-        assert len(page.images()) == 1
-        assert "caption" in page.words
 
 
 def test_thumbnails_are_small_and_made_anew(tmp_path):

@@ -46,12 +46,6 @@ def test_a_decoded_clip_is_a_row_of_frames_with_their_times():
     assert "video decoded: 4 frames of 32x24, 0.00 to 2.50 s" in lines_of(sample)
 
 
-def test_of_a_long_clip_frames_that_are_spread_over_it_are_shown():
-    page = parse(mm.show({"__key__": "a", "video": frames(12), "video_pts_s": np.arange(12) / 2}))
-    assert len(page.images()) == 8
-    assert {"0.00 s", "5.50 s"} <= set(re.findall(r"\d\.\d\d s", page.words))
-
-
 def test_normalised_frames_are_stretched_alike():
     clip = (frames(3).float() - 40) / 7
     sample = {"__key__": "a", "video": clip, "video_pts_s": torch.arange(3.0)}

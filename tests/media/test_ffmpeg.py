@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.errors import DecodeError, StorageError, TimeoutError
+from mmstream.errors import DecodeError, TimeoutError
 from mmstream.media import mp4 as mp4_reader
 from mmstream.media.ffmpeg import media_stream, open_media
 from mmstream.media.limits import Deadline
@@ -78,11 +78,6 @@ def test_the_first_bytes_tell_the_format(data: bytes, format: str | None) -> Non
     assert container_format(data) == format
 
 
-def test_an_unknown_file_is_a_bad_one() -> None:
-    with pytest.raises(DecodeError, match="first bytes are not those of a known"):
-        num_frames(b"#EXTM3U\nhttp://127.0.0.1/secret\n")
-
-
 def test_a_damaged_file_is_a_bad_one_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DecodeError, match="truncated: "):
         num_frames(video_file()[:60])
@@ -91,20 +86,6 @@ def test_a_damaged_file_is_a_bad_one_and_prints_nothing(capfd: pytest.CaptureFix
     with pytest.raises(DecodeError):
         num_frames(bytes(garbled))
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("share", [0, 0.3, 0.9])
-@pytest.mark.parametrize("kind", ["mp4", "mkv", "ts"])
-def test_an_error_of_storage_is_raised_and_never_a_short_video(
-    kind: str, share: float, capfd: pytest.CaptureFixture[str]
-) -> None:
-    error = StorageError("the server is gone")
-    data = video_file(kind)
-    with pytest.raises(StorageError) as caught:
-        num_frames(Ranges(data, error, round(share * len(data))))
-    assert caught.value is error
-    assert capfd.readouterr() == ("", "")
-    assert num_frames(data) == 12  # nothing of the error is left behind
 
 
 def test_a_signal_while_reading_is_not_swallowed() -> None:
