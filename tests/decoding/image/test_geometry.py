@@ -118,10 +118,12 @@ SAME = 2.2 * math.sqrt(2 / NUM_BOXES)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "picture", [(375, 500), (1500, 2000), (60, 900), (400, 50), (7, 9), (1, 1)]
-)
-@pytest.mark.parametrize(
-    "settings", [{}, {"scale": (0.5, 1.0), "ratio": (0.5, 2.0)}, {"scale": (0.9, 1.0)}]
+    ("picture", "settings"),
+    [
+        *((size, {}) for size in ((375, 500), (1500, 2000), (60, 900), (400, 50), (7, 9), (1, 1))),
+        *((size, {"scale": (0.5, 1.0), "ratio": (0.5, 2.0)}) for size in ((375, 500), (60, 900))),
+        *((size, {"scale": (0.9, 1.0)}) for size in ((375, 500), (400, 50))),
+    ],
 )
 def test_random_boxes_are_distributed_as_torchvisions(
     picture: tuple[int, int], settings: dict[str, tuple[float, float]]
@@ -132,13 +134,6 @@ def test_random_boxes_are_distributed_as_torchvisions(
     theirs = features(boxes_of_torchvision(picture, NUM_BOXES, **settings), picture)
     for name, values in features(ours, picture).items():
         assert distance(values, theirs[name]) < SAME, name
-
-
-def test_the_comparison_of_distributions_notices_a_ratio_that_is_drawn_evenly() -> None:
-    picture, rng = (375, 500), np.random.default_rng(2)
-    ratio = rng.uniform(1 / 2, 2, NUM_BOXES)  # not its logarithm
-    theirs = features(boxes_of_torchvision(picture, NUM_BOXES, ratio=(1 / 2, 2)), picture)
-    assert distance(np.log(ratio), theirs["aspect"]) > SAME
 
 
 @given(st.tuples(SIDES, SIDES), st.integers(0, 2**32))

@@ -84,11 +84,6 @@ def test_a_transforms_draws_do_not_depend_on_the_decoders(tmp_path: Any) -> None
     assert not same(random, fixed)
 
 
-def test_each_stream_of_a_sample_has_its_own_draws() -> None:
-    sample = {"__lineage__": SampleLineage(shard=1, index=2, epoch=3, seed=4)}
-    assert mm.sample_rng(sample).random() != mm.sample_rng(sample, "image").random()
-
-
 def test_several_pictures_of_a_sample_are_drawn_one_after_another() -> None:
     picture = captioned(1)["jpg"]
     lineage = SampleLineage(shard=0, index=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def test_a_random_crop_is_bit_equal_to_torchvisions_of_the_same_box(interpolatio
     assert 0.25 < flipped / len(PHOTOS) < 0.75
 
 
+@cache
 def large_photos() -> list[bytes]:
     """Real photographs at up to four times their size, as cameras store them."""
     files = []
@@ -241,7 +243,7 @@ def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: 
     name=st.sampled_from(sorted(FILES)),
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_damage_is_noticed_at_every_scale_or_at_none(
     name: str, damage: list[tuple[int, int]]
 ) -> None:
