@@ -13,7 +13,6 @@ from mmstream.train.tokenizer import CHAT_TEMPLATE
 from tests.helpers.chats import (
     CHATML,
     LLAMA,
-    MARKED,
     NEWLINES,
     ONLY_PARTS,
     PARTS,
@@ -44,26 +43,12 @@ def run(template: str, messages: Messages, **options: Any) -> tuple[str, list[st
     return decoder.tokenizer.decode(ids), runs
 
 
-def test_chatml_turns_are_learned_with_their_end_mark() -> None:
-    text, learned = run(CHATML, [{"role": "system", "content": "be brief"}, *TWO_TURNS])
-    assert text.startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n")
-    assert learned == ["a cat<|im_end|>", "on a mat 😀<|im_end|>"]
-
-
 def test_llama_turns_are_learned_with_their_end_mark() -> None:
     text, learned = run(LLAMA, TWO_TURNS)
     assert text == (
         "<s>[INST] what is this? [/INST] a cat </s>[INST] where? [/INST] on a mat 😀 </s>"
     )
     assert learned == [" a cat </s>", " on a mat 😀 </s>"]
-
-
-def test_a_template_that_marks_the_turns_decides_itself() -> None:
-    assert run(MARKED, TWO_TURNS)[1] == ["a cat<|im_end|>", "on a mat 😀<|im_end|>"]
-
-
-def test_a_line_break_is_learned_where_it_is_the_end_mark() -> None:
-    assert run(NEWLINES, TWO_TURNS)[1] == [" a cat\n", " on a mat 😀\n"]  # the token " a"
 
 
 def test_reasoning_is_found_where_the_template_keeps_it_and_where_not() -> None:
@@ -222,6 +207,7 @@ def test_a_template_that_is_set_later_is_used() -> None:
     assert fast.decode(tokens["input_ids"]).startswith("# user")
 
 
+BARE = CHATML.split("{% if add")[0]
 ODD = {
     "reversed": CHATML.replace("in messages", "in messages[::-1]"),
     "twice": CHATML + CHATML,
@@ -231,12 +217,18 @@ ODD = {
     "changed texts": CHATML.split("{% if add")[0].replace("m['content']", "m['content'] | upper"),
     "with its question": "{% for m in messages %}{% if m.role == 'assistant' %}Q: "
     "{{ loop.previtem.content }}\nA: {{ m.content }}</s>{% endif %}{% endfor %}",
+    "other messages": BARE.replace(
+        "for m in messages %}",
+        "set later = messages[1:] %}{% for i in range(later | length) %}{% set m = messages[i] %}",
+    ),
+    "all but the last": "{% with messages = messages[:-1] %}" + BARE + "{% endwith %}",
+    "a pair": "{% set messages, x = messages[:-1], 1 %}" + BARE,
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_answers_that_cannot_be_told_make_a_bad_sample(name: str) -> None:
-    assert outcome(ODD[name], CONVERSATIONS["two turns"]) is None
+    assert outcome(ODD[name], [*CONVERSATIONS["two turns"], user("why?")]) is None
 
 
 LOOKS_AHEAD = {
@@ -259,23 +251,6 @@ LOOKS_AHEAD = {
 def test_loops_of_many_kinds_tell_their_messages(name: str) -> None:
     messages = [user("hi"), user("again"), assistant("ho"), user("ha"), assistant("he")]
     assert trained(LOOKS_AHEAD[name], *messages, **DROP) == "ho<|im_end|>he<|im_end|>"
-
-
-BARE = CHATML.split("{% if add")[0]
-OTHERS = {
-    "other messages": BARE.replace(
-        "for m in messages %}",
-        "set later = messages[1:] %}{% for i in range(later | length) %}{% set m = messages[i] %}",
-    ),
-    "a with": "{% with messages = messages[:-1] %}" + BARE + "{% endwith %}",
-    "a pair": "{% set messages, x = messages[:-1], 1 %}" + BARE,
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_loop_over_other_messages_is_not_counted(name: str) -> None:
-    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he"), user("hu")]
-    assert outcome(OTHERS[name], messages) is None
 
 
 NO_THINK = (

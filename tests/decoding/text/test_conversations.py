@@ -174,20 +174,6 @@ def decoder(template: str = VICUNA, **options: Any) -> mm.TextDecoder:
     return mm.TextDecoder(byte_chat(template), **settings)
 
 
-def test_a_sample_without_images_stays_as_it_is() -> None:
-    sample = {"json": {"messages": TWO_TURNS}}
-    plain = mm.TextDecoder(byte_chat(QWEN_VL))(sample)
-    for name, array in decoder(QWEN_VL)(sample).items():
-        np.testing.assert_array_equal(array, plain[name])
-
-
-def test_a_template_for_text_shows_images_by_their_token() -> None:
-    chat = decoder(CHATML)
-    ids = chat(question("0.jpg", "1.jpg"))["input_ids"]
-    text = "<|im_start|>user\n" + "<image>" * 2 * LENGTH + "what is this?<|im_end|>"
-    assert chat.tokenizer.decode(ids).startswith(text)
-
-
 @pytest.mark.parametrize("template", [QWEN_VL, VICUNA, CHATML])
 @pytest.mark.parametrize(
     ("change", "reason"),

@@ -160,14 +160,6 @@ def test_a_sample_without_txt_names_its_fields_and_the_setting(tokenizer: Any) -
     assert 'TextDecoder(field="json.KEY")' in str(error.value)
 
 
-def test_messages_without_a_chat_template_are_said() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    with pytest.raises(
-        mm.errors.DecodeError, match="messages in json, and the tokenizer has no chat templ"
-    ):
-        mm.TextDecoder(PLAIN)({"jpg": b"", "json": {"messages": messages}})
-
-
 # -- many texts in one call ------------------------------------------------------------------------
 
 ROW_OF_CHAT = (
@@ -243,7 +235,7 @@ def test_of_several_errors_in_a_step_the_first_rows_is_raised(helpers):
         return calls.finish()
 
     with ThreadPoolExecutor(helpers) as pool:
-        for _ in range(200):
+        for _ in range(50):
             with pytest.raises(ValueError, match=r"^5$"):
                 called(fill)
         assert called(str) == [str(n) for n in range(64)]

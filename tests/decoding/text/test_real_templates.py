@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mmstream.decoding.text.message_starts import GENERATION
 from mmstream.errors import DecodeError
 from tests.helpers.real_templates import CONVERSATIONS, differences, trained
 
@@ -107,14 +108,16 @@ def test_labels_are_those_that_are_written_down(name: str) -> None:
     assert found == SPANS[name]
 
 
+UNMARKED = {name: text for name, text in TEMPLATES.items() if not GENERATION.search(text)}
 # gpt-oss leaves out what was written beside a call, once there is an answer. It is counted.
-LEFT_OUT = {("gptoss", "call with text", 1), ("gptoss_training", "call with text", 1)}
+LEFT_OUT = {("gptoss", "call with text", 1)}
 
 
 @pytest.mark.slow
 def test_every_answer_is_trained_and_nothing_else_or_the_sample_is_bad() -> None:
+    """Templates that mark answers: the test above."""
     num_read = 0
-    for name, template in TEMPLATES.items():
+    for name, template in UNMARKED.items():
         for case, messages in CONVERSATIONS.items():
             try:
                 text = "".join(trained(template, messages))
@@ -126,4 +129,4 @@ def test_every_answer_is_trained_and_nothing_else_or_the_sample_is_bad() -> None
                 is_answer = message["role"] == "assistant"
                 if words not in ("", "ho") and (name, case, i) not in LEFT_OUT:
                     assert (words in text) == is_answer, (name, case)
-    assert num_read > 500
+    assert num_read > 250

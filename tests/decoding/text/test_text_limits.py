@@ -35,14 +35,6 @@ def test_a_text_with_a_byte_too_many_is_a_bad_sample(text: bytes | str) -> None:
     assert len(decoder({"txt": text[:50]})["input_ids"]) in (52, 102)
 
 
-def test_the_default_limit_of_a_text_is_a_mebibyte() -> None:
-    decoder = mm.TextDecoder(byte_tokenizer(), max_length=8)
-    assert len(decoder({"txt": b"a" * MAX_TEXT_BYTES})["input_ids"]) == 8
-    reason = r"^7\.txt: text of 1,048,577 bytes, the limit is 1,048,576"
-    with pytest.raises(mm.errors.DecodeError, match=reason):
-        decode_sample({"__key__": "7", "txt": b"a" * (MAX_TEXT_BYTES + 1)}, mm.Decode(text=decoder))
-
-
 def test_a_conversation_is_measured_as_the_template_writes_it() -> None:
     messages = (user("a" * 40), assistant("b" * 40))
     whole = len("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n") + 80
@@ -163,7 +155,7 @@ for word in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_texts_at_the_limit_take_less_memory_than_a_worker_has() -> None:
-    words = ["a", "😀", "e\u0301", " "]
+    words = ["a", "e\u0301"]
     result = subprocess.run(
         [sys.executable, "-c", MEMORY, *words],
         capture_output=True, text=True, cwd=ROOT, check=True,

@@ -14,7 +14,6 @@ from tests.helpers.chats import (
     CHATML,
     MARKED,
     QWEN_VL,
-    TWO_TURNS,
     assistant,
     byte_chat,
     tokenizer,
@@ -233,12 +232,6 @@ def test_an_empty_caption_is_a_bad_sample_though_special_tokens_are_added_to_it(
         mm.TextDecoder(fast, image_length=4)({"txt": b"", "jpg": b""})
 
 
-@pytest.mark.parametrize("caption", [b"a", b"a cat", b" "])
-def test_any_caption_with_a_token_is_good(caption: bytes) -> None:
-    assert mm.TextDecoder(tokenizer())({"txt": caption})["input_ids"].size >= 1
-    assert mm.TextDecoder(BYTES)({"txt": caption})["input_ids"].size == len(caption) + 2
-
-
 @pytest.mark.parametrize("max_length", range(1, 12))
 def test_a_cut_keeps_the_special_tokens_as_the_library_does(max_length: int) -> None:
     text = mm.TextDecoder(BYTES, max_length=max_length, unlabeled_texts="keep")
@@ -247,11 +240,3 @@ def test_a_cut_keeps_the_special_tokens_as_the_library_does(max_length: int) -> 
         expected = BYTES("a cat on", truncation=True, max_length=max_length).input_ids
         assert ids == expected
     assert len(ids) == min(max_length, 10)
-
-
-def test_what_a_text_has_lost_comes_with_its_tokens() -> None:
-    text = mm.TextDecoder(tokenizer(CHATML), max_length=30)
-    whole = mm.TextDecoder(tokenizer(CHATML))(chat(*TWO_TURNS))["input_ids"].size
-    cut, fitting = text.decode_all([chat(*TWO_TURNS), {"txt": b"a cat"}])
-    assert (cut.num_tokens, cut.tokens["input_ids"].size) == (whole, 30)
-    assert fitting.num_tokens == fitting.tokens["input_ids"].size
