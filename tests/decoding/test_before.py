@@ -19,11 +19,8 @@ import torch
 
 import mmstream as mm
 from mmstream.decoding.sample import decode_sample
-from mmstream.pipeline import PipelineRunner
-from mmstream.reading.step import Job
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import captioned, write_corpus
-from tests.helpers.topology import assert_resumes_exactly
 
 Sample = dict[str, Any]
 
@@ -44,10 +41,6 @@ def caption_of_epoch(sample: Sample) -> str:
     return choices[mm.sample_rng(sample, "caption").integers(len(choices))]
 
 
-def one_caption(sample: Sample) -> Sample:
-    return {**sample, "txt": caption_of_epoch(sample)}
-
-
 def even_only(sample: Sample) -> Sample:
     if sample["json"]["id"] % 2:
         raise mm.SkipSample("odd")
@@ -61,17 +54,6 @@ def make(source: str, *before: Callable[[Sample], Sample], **settings: Any) -> m
     )
     defaults = {"global_batch_size": 8, "seed": 1, "decode": decode}
     return mm.Pipeline(mm.open_dataset(source), before=before, **(defaults | settings))
-
-
-def test_the_function_of_a_text_draws_anew_for_each_seed_and_epoch(captions: str) -> None:
-    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=caption_of_epoch))
-    texts = set()
-    for seed, epoch in ((1, 0), (1, 1), (2, 0)):
-        pipeline = make(captions, decode=decode, seed=seed, global_batch_size=24, shuffle=False)
-        with closing(PipelineRunner(pipeline)) as runner:
-            samples = runner.decoded(Job(epoch, 0, 0, 24)).samples
-        texts.add(tuple(sample["input_ids"].tobytes() for sample in samples))
-    assert len(texts) == 3
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])
@@ -97,11 +79,6 @@ def test_a_large_picture_goes_when_a_function_has_made_it_small(
 def test_a_view_of_memory_that_is_no_picture_stays_as_it_is() -> None:
     sample = {"__key__": "k", "__url__": "x.tar", "cls": memoryview(b"7")}
     assert decode_sample(sample, mm.Decode({"cls": int}))["cls"] is sample["cls"]
-
-
-def test_a_run_resumes_exactly(captions: str) -> None:
-    pipeline = make(captions, one_caption, even_only)
-    assert_resumes_exactly(lambda: mm.Loader(pipeline))
 
 
 def test_texts_are_tokenized_after_the_functions(captions: str) -> None:
@@ -153,23 +130,14 @@ def has_a_bug(sample: Sample) -> Sample:
     return sample.no_such_method()  # type: ignore[attr-defined, no-any-return]
 
 
-def returns_nothing(sample: Sample) -> Any:
-    return None
-
-
 def test_errors_are_errors_of_the_sample(captions: str) -> None:
     loader = mm.Loader(make(captions, fails_on_seven, drop_last=False))
     records = [record for batch in loader for record in batch["__lineage__"].bad]
     assert [record.kind for record in records] == ["SampleError"]
     assert "fails_on_seven: KeyError: 'no such class'" in records[0].reason
-    strict = make(captions, fails_on_seven, bad_samples=mm.BadSamplePolicy(action="raise"))
-    with pytest.raises(mm.SampleError, match=r"\[\d\] \d+: fails_on_seven: KeyError"):
-        list(mm.Loader(strict))
     with pytest.raises(AttributeError) as caught:
         list(mm.Loader(make(captions, has_a_bug)))
     assert re.fullmatch(r"has_a_bug was called with .*\.tar\[\d+\] \d+", caught.value.__notes__[0])
-    with pytest.raises(mm.ConfigError, match="returns_nothing returned NoneType"):
-        list(mm.Loader(make(captions, returns_nothing)))
 
 
 def test_damaged_json_is_bad_before_any_function_sees_it(tmp_path: Path) -> None:
@@ -179,12 +147,6 @@ def test_damaged_json_is_bad_before_any_function_sees_it(tmp_path: Path) -> None
         mm.errors.BadSampleLimitError, match=r"no row has a good sample.*json: JSON"
     ):
         list(mm.Loader(pipeline))
-
-
-def test_without_decoders_functions_run_too(captions: str) -> None:
-    taken = make(captions, one_caption, decode=None).take(2)
-    assert all(sample["txt"].startswith("caption") for sample in taken)
-    assert all(isinstance(sample["jpg"], bytes) for sample in taken)
 
 
 def question(sample: Sample) -> list[dict[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import io
 import pickle
 import zipfile
@@ -190,9 +189,6 @@ def test_decoders_travel_to_workers_and_can_be_changed() -> None:
     first, second = decoded(decode, **fields), decoded(again, **fields)
     assert torch.equal(first["jpg"], second["jpg"])
     assert first["input_ids"].tolist() == second["input_ids"].tolist()
-    small = dataclasses.replace(decode, max_json_bytes=3)
-    with pytest.raises(mm.errors.DecodeError, match="the limit is 3"):
-        decoded(small, **fields)
 
 
 @pytest.mark.parametrize("name", ["cls", "cls2", "class", "index", "inx", "count", "id"])
@@ -436,30 +432,6 @@ def text() -> mm.TextDecoder:
 IMAGES = mm.Decode(image=mm.ImageDecoder())
 
 
-def test_json_is_parsed_and_the_rest_stays_bytes_without_decoders() -> None:
-    packed = gzip.compress(b"hello")
-    before = unplaced(**{"json": b'{"id": 7}', "jpg": b"?", "txt": b"\xff", "txt.gz": packed})
-    for decode in (None, mm.Decode()):
-        after = decode_sample(before, decode)
-        assert after == {**before, "json": {"id": 7}}
-    assert before["json"] == b'{"id": 7}'
-
-
-@pytest.mark.parametrize("names", [["png"], ["0.png", "1.png"]])
-def test_one_image_is_written_into_the_row_of_the_batch(names: list[str]) -> None:
-    """Several become a list and leave the row alone."""
-    row = torch.zeros((4, 4, 3), dtype=torch.uint8)
-    decode = mm.Decode(image=mm.ImageDecoder(size=4))
-    fields = {name: picture(9 + number) for number, name in enumerate(names)}
-    images = decode_sample(named(fields), decode, {"image": [row]})["image"]
-    if len(names) == 1:
-        assert (row == 9).all()
-        assert images.data_ptr() == row.data_ptr()
-    else:
-        assert [int(image[0, 0, 0]) for image in images] == [9, 10]
-        assert not row.any()
-
-
 def test_images_are_ordered_by_number_and_not_by_name() -> None:
     names = ["10.jpg", "2.png", "0.jpg", "mask.png", "jpg", "1.webp", "left.bmp", "2.gif"]
     fields = dict.fromkeys([*names, "json", "txt", "jpg.gz", "0.mp4", "__x.png"], b"")
@@ -490,18 +462,3 @@ def test_a_bad_field_is_named_with_shard_index_and_key(
 ) -> None:
     with pytest.raises(mm.errors.DecodeError, match=ADDRESS + message):
         decode_sample(named(fields), mm.Decode(image=mm.ImageDecoder(), text=text))
-
-
-def test_a_file_cannot_be_a_field_that_a_decoder_makes(text: mm.TextDecoder) -> None:
-    raw = {"txt": b"a cat", "0.png": picture(1)}
-    for name in ("input_ids", "attention_mask", "labels"):
-        fields = named({**raw, name: b"7"})
-        assert decode_sample(fields, IMAGES)[name] == b"7"
-        with pytest.raises(
-            mm.errors.DecodeError, match=rf"\[17\] 000123\.{name}: .*rename this file"
-        ):
-            decode_sample(fields, mm.Decode(text=text))
-    fields = named({**raw, "image": b"7"})
-    assert decode_sample(fields, mm.Decode(text=text))["image"] == b"7"
-    with pytest.raises(mm.errors.DecodeError, match=r"\[17\] 000123\.image: .*rename this file"):
-        decode_sample(fields, IMAGES)

@@ -133,28 +133,6 @@ def test_points_are_the_corners_of_boxes_without_a_size() -> None:
         assert ((points[~inside] < 0) | (points[~inside] > 32)).any(1).all()
 
 
-def test_a_mask_shows_that_boxes_and_picture_move_together() -> None:
-    marked = np.zeros((HEIGHT, WIDTH), np.uint8)
-    marked[5:20, 10:30] = 7
-    boxes = {"boxes": [[10, 5, 30, 20]]}
-    decode = mm.Decode(
-        {
-            "png": mm.ImageDecoder(size=64, crop="random", scale=(0.5, 1), flip=0.5),
-            "mask.png": mm.ImageDecoder(mask=True),
-            "boxes": mm.Boxes("json.boxes"),
-        },
-        same_geometry=("png", "mask.png", "boxes"),
-    )
-    for index in range(20):
-        result = decode_sample(sample(index, json=boxes, **{"mask.png": png(marked)}), decode)
-        rows, columns = np.nonzero(result["mask.png"].numpy() == 7)
-        if not len(rows):
-            continue
-        left, top, right, bottom = result["boxes"][0].tolist()
-        edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        np.testing.assert_allclose([left, top, right, bottom], edges, atol=1.01)
-
-
 @pytest.mark.parametrize("box_format", ["xyxy", "xywh", "cxcywh"])
 @pytest.mark.parametrize("units", ["pixels", "0-1", "0-1000"])
 def test_boxes_of_all_formats_and_units_are_the_same_boxes(box_format: Any, units: Any) -> None:

@@ -65,7 +65,7 @@ def test_damage_never_makes_a_header_tell_another_shape() -> None:
     originals = [encoded(photo(30, 48), kind) for kind in ("jpeg", "png", "webp", "gif", "bmp")]
     originals += [read("hopper_orientation_6.jpg"), read("hopper_orientation_6.webp"), late_exif()]
     num_equal = 0
-    for _ in range(1500):
+    for _ in range(700):
         data = bytearray(originals[random.integers(len(originals))])
         for position in random.integers(0, min(len(data), 900), 2):
             data[position] = random.integers(256)
@@ -76,7 +76,7 @@ def test_damage_never_makes_a_header_tell_another_shape() -> None:
             continue
         assert shape is None or result.shape[:2] == shape[:2]
         num_equal += shape is not None
-    assert num_equal > 300
+    assert num_equal > 140
 
 
 def late_exif() -> bytes:

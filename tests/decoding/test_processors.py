@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -16,8 +15,6 @@ from PIL import Image
 import mmstream as mm
 from mmstream.decoding.video.sampling import FAMILY_SAMPLING, FrameRequest
 from mmstream.errors import DecodeError
-from mmstream.types import Sample
-from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.families import transformers
 from tests.helpers.media_files import video_file
 from tests.helpers.paths import PHOTOS
@@ -169,29 +166,6 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(
     vars(processor).update(settings)
     with pytest.raises(mm.ConfigError, match=reason):
         mm.ImageDecoder.from_processor(processor)
-
-
-PROCESSOR = transformers.ConvNextImageProcessor(size={"shortest_edge": 32})
-
-
-def run_processor(sample: Sample) -> Sample:
-    outputs = PROCESSOR(sample["image"], return_tensors="pt", input_data_format="channels_first")
-    return {**sample, "image": outputs["pixel_values"][0]}
-
-
-def test_any_processor_runs_as_a_transform(tmp_path: Any) -> None:
-    pipeline = mm.Pipeline(
-        mm.open_dataset(write_corpus(tmp_path, [8])),
-        global_batch_size=4,
-        decode=mm.Decode(image=mm.ImageDecoder()),
-        transforms=(run_processor,),
-        shuffle=False,
-    )
-    batch = next(iter(mm.Loader(pipeline, num_workers=0)))
-    assert batch["image"].dtype == torch.float32
-    with Image.open(io.BytesIO(captioned(0)["jpg"])) as image:
-        expected = PROCESSOR(image, return_tensors="pt")["pixel_values"][0]
-    torch.testing.assert_close(batch["image"][0], expected)
 
 
 # -- video processors ------------------------------------------------------------------------------

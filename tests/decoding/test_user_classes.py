@@ -133,6 +133,7 @@ JPG = mm.ImageDecoder(size=16)
         ),
         (lambda: mm.Decode({"b.jpg": JPG}, image=OwnPlanned(size=16)), "image"),
         (lambda: mm.Decode({"jpg": OwnPlanned(size=16)}), "jpg"),
+        (lambda: mm.Decode({"b.jpg": JPG}, image=OwnPicture(size=16)), "image"),
     ],
 )
 def test_classes_inside_decoders_draw_in_one_thread_as_the_sample_says(

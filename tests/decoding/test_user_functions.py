@@ -205,18 +205,6 @@ def test_no_generator_of_the_process_moves(corpus: str, settings: dict[str, int]
     assert states() == before
 
 
-def test_dropout_of_the_model_is_what_it_is_without_functions(corpus: str) -> None:
-    def outputs(**settings: Any) -> list[Any]:
-        torch.manual_seed(5)
-        dropout = torch.nn.Dropout()
-        loader = mm.Loader(make(corpus, **settings), num_threads=4)
-        return [dropout(torch.ones(4, 4)).tolist() for _ in loader]
-
-    text = mm.TextDecoder(byte_tokenizer())
-    plain = {"before": (), "transforms": (), "collate": mm.collate, "decode": mm.Decode(text=text)}
-    assert outputs() == outputs(**plain)
-
-
 def test_a_measure_moves_no_generator(corpus: str, tmp_path: Path) -> None:
     decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=draw_text))
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=1, decode=decode)
@@ -238,11 +226,6 @@ def test_functions_run_in_the_callers_thread_in_the_order_of_rows(corpus: str) -
 
         return function
 
-    class OwnDecoder(mm.ImageDecoder):
-        def decode(self, *arguments: Any, **settings: Any) -> Any:
-            threads.add(threading.current_thread())
-            return super().decode(*arguments, **settings)
-
     decode = mm.Decode(
         {"txt": noting("field")},
         image=mm.ImageDecoder(),
@@ -253,8 +236,6 @@ def test_functions_run_in_the_callers_thread_in_the_order_of_rows(corpus: str) -
     keys = [key for batch in mm.Loader(pipeline, num_threads=4) for key in batch["__key__"]]
     assert calls["before"] == calls["text"] == calls["transforms"] == keys
     assert len(calls["field"]) == len(keys)
-    own = make(corpus, decode=mm.Decode(image=OwnDecoder()), transforms=(), collate=mm.collate)
-    assert len(list(mm.Loader(own, num_threads=4))) == 3
     assert threads == {threading.current_thread()}
 
 

@@ -27,7 +27,7 @@ from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.pictures import encoded
 from tests.helpers.reader_thread import reader_thread
 
-NUM_SAMPLES = 60
+NUM_SAMPLES = 40
 
 TEXT = mm.TextDecoder(byte_tokenizer(), max_length=16)
 
