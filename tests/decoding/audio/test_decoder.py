@@ -363,6 +363,15 @@ def test_the_row_names_the_span() -> None:
         assert result.plan.start_s == (span.start or 0) / 16_000
 
 
+def test_the_span_of_the_settings_is_the_same_for_every_row() -> None:
+    data = long_recording("flac")
+    row = {"start_s": 2.0, "end_s": 3.0}
+    half = mm.AudioDecoder(span=(0.5, 1.0)).decode(data, row=row)
+    np.testing.assert_array_equal(half.samples, SPEECH(data)[8000:16_000])
+    whole = mm.AudioDecoder(span=None).decode(data, row=row)
+    assert whole.num_samples == 48_000
+
+
 def test_a_span_behind_the_end_of_the_recording_is_a_bad_sample() -> None:
     with pytest.raises(mm.errors.DecodeError, match="no audio in the span: the file has 3 s"):
         SPEECH.plan(long_recording("wav"), {"start_s": 3.0})
