@@ -173,9 +173,6 @@ def test_a_limit_holds_its_batch_back_and_the_state_stays_before_it(tmp_path, ah
     stage.load_state_dict(state)
     with pytest.raises(BadSampleLimitError):  # the same loader does not slip past it
         next(iter(stage))
-    other = mm.Loader(make_pipeline(corpus, shuffle=False))
-    other.load_state_dict(state)
-    assert [batch["__lineage__"].step for batch in other] == [1, 2, 3]
 
 
 def test_counters_start_anew_after_a_resume(tmp_path):

@@ -131,24 +131,39 @@ def test_labels_of_rows_are_left_alone() -> None:
     assert mm.cut_sequence(batch, 0, 2)["labels"].tolist() == [3, 4]
 
 
-def test_what_cannot_be_cut_is_an_error_that_says_what_to_do() -> None:
-    batch = made_batch([[8, 6]], 2)
-    with pytest.raises(mm.ConfigError, match=r"document 1 has 6 tokens.*2 x size = 4.*_of=4"):
-        mm.cut_sequence(batch, 0, 2)
-    with pytest.raises(mm.ConfigError, match="row 0 has 14 tokens, and row-zigzag needs"):
-        mm.cut_sequence(batch, 0, 2, "row-zigzag")
-    with pytest.raises(mm.ConfigError, match=r"row 0 has 14 tokens.* multiple of size = 3"):
-        mm.cut_sequence(batch, 0, 3, "contiguous")
-    with pytest.raises(mm.ConfigError, match="rank 2 of size 2: give 0 to 1"):
-        mm.cut_sequence(batch, 2, 2)
-    with pytest.raises(mm.ConfigError, match=r"attention_mask is \[1, 1, 14, 14\]"):
-        mm.cut_sequence(batch | {"attention_mask": torch.ones(1, 1, 14, 14)}, 0, 7, "contiguous")
-    with pytest.raises(mm.ConfigError, match="it has no input_ids"):
-        mm.cut_sequence({"__valid__": torch.ones(1)}, 0, 2)
-    part = mm.cut_sequence(batch, 0, 2, "contiguous")
-    with pytest.raises(mm.ConfigError, match="it is cut already"):
-        mm.cut_sequence(part, 0, 2)
-    with pytest.raises(mm.ConfigError, match="split first, then cut"):
-        mm.split_rows(part, 1)
-    with pytest.raises(mm.ConfigError, match=r"model_inputs: .* part of mm\.cut_sequence"):
-        mm.model_inputs(part, "llama")
+@pytest.mark.parametrize(
+    ("changes", "cut", "message"),
+    [
+        ({}, (0, 2), r"document 1 has 6 tokens.*2 x size = 4.*_of=4"),
+        ({}, (0, 2, "row-zigzag"), "row 0 has 14 tokens, and row-zigzag needs"),
+        ({}, (0, 3, "contiguous"), r"row 0 has 14 tokens.* multiple of size = 3"),
+        ({}, (2, 2), "rank 2 of size 2: give 0 to 1"),
+        (
+            {"attention_mask": torch.ones(1, 1, 14, 14)},
+            (0, 7, "contiguous"),
+            r"attention_mask is \[1, 1, 14, 14\]",
+        ),
+        ({"input_ids": None}, (0, 2), "it has no input_ids"),
+    ],
+)
+def test_what_cannot_be_cut_is_an_error_that_says_what_to_do(
+    changes: Batch, cut: Any, message: str
+) -> None:
+    batch = made_batch([[8, 6]], 2) | changes
+    given = {name: value for name, value in batch.items() if value is not None}
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.cut_sequence(given, *cut)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda part: mm.cut_sequence(part, 0, 2), "it is cut already"),
+        (lambda part: mm.split_rows(part, 1), "split first, then cut"),
+        (lambda part: mm.model_inputs(part, "llama"), r"model_inputs: .* part of mm\.cut_sequence"),
+    ],
+)
+def test_a_part_is_not_cut_again_nor_given_to_a_model(use: Any, message: str) -> None:
+    part = mm.cut_sequence(made_batch([[8, 6]], 2), 0, 2, "contiguous")
+    with pytest.raises(mm.ConfigError, match=message):
+        use(part)

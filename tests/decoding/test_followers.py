@@ -345,29 +345,6 @@ def test_points_keep_their_time_and_say_whether_they_are_in_the_span() -> None:
     assert points.place({"json": {"t": np.array([1.5])}}, 1.0, 2.0)[0].tolist() == [0.5]
 
 
-@pytest.mark.parametrize("shown_at", [VARIABLE, tuple(i / 10 for i in range(30))])
-def test_an_interval_has_the_same_frames_in_every_random_clip(shown_at: tuple[float, ...]) -> None:
-    data = video_file(times_s=shown_at)
-    # The third interval begins and ends between two frames; the fourth lies behind the video.
-    pairs = [[0, 9], [0.05, 0.55], [1.45, 2.31], [70, 71]]
-    row = {"segments": [{"start_s": start, "end_s": end, "text": "?"} for start, end in pairs]}
-    for decoder in (mm.VideoDecoder(clip_s=0.7), mm.VideoDecoder(span=(0.95, 1.87))):
-        decode = mm.Decode({"t": mm.Times("json.segments", follows="video")}, video=decoder)
-        for index in range(6):
-            result = decoded_times(row, decode, index, mp4=data)
-            start_s = decoder.plan(
-                data, rng=mm.sample_rng(timed(row, index), "video")
-            ).shape.start_s
-            pts = result["video_pts_s"].numpy()
-            for (start, end), after, share in zip(
-                pairs, result["t"].numpy(), result["t_visible"].tolist(), strict=True
-            ):
-                in_file = (pts >= max(start, start_s)) & (pts < end)
-                in_span = (pts - start_s >= after[0]) & (pts - start_s < after[1])
-                np.testing.assert_array_equal(in_span, in_file)
-                assert share > 0 or not in_file.any()
-
-
 def test_a_slow_part_of_a_video_ends_where_its_span_does() -> None:
     decoder = mm.VideoDecoder(span=(1.9, 3.1))
     assert decoder.plan(video_file(times_s=VARIABLE)).shape.end_s == 3.1
