@@ -161,14 +161,28 @@ def test_a_model_gets_what_its_processor_makes_of_videos_and_audio(name: str) ->
     assert torch.isfinite(loss)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_omni", "smolvlm"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_without_media_gets_a_blank_one_for_each_tower(name: str) -> None:
+    family = FAMILIES[name]()
+    model = model_of(name, family.tokenizer)
+    samples = [row.sample for row in rows_of(name, family)]
+    full = mm.collate(samples, pad_token_id=family.text.pad_token_id)
+    model(**model_inputs(full, model, normalize=family.processor)).loss.backward()
+    trained = [weight for weight in model.parameters() if weight.grad is not None]
+    model.zero_grad()
+    empty = mm.collate([samples[1]] * 2, pad_token_id=family.text.pad_token_id)
+    assert_blank_media_train_nothing(model, empty)
+    assert all(weight.grad is not None for weight in trained)
+
+
+@pytest.mark.parametrize("make", [qwen3_omni, smolvlm], ids=lambda make: make.__name__)
 def test_a_batch_of_texts_gives_each_tower_a_gradient_of_zero(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], MediaFamily], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processing = transformers.models.smolvlm.processing_smolvlm
     monkeypatch.setattr(processing, "num2words", str)  # which the processor cannot do without
-    family = {**FAMILIES, "qwen3_omni": qwen3_omni, "smolvlm": smolvlm}[name]()
-    model = model_of(name, family.tokenizer)
+    family = make()
+    model = model_of(make.__name__, family.tokenizer)
     messages = [user([{"type": "text", "text": "?"}]), assistant("a cat")]
     tokens = family.text({"json": {"messages": messages}}, MediaShapes())
     batch = mm.collate([tokens] * 2, pad_token_id=family.text.pad_token_id)
