@@ -51,15 +51,6 @@ def test_llama_turns_are_learned_with_their_end_mark() -> None:
     assert learned == [" a cat </s>", " on a mat 😀 </s>"]
 
 
-def test_reasoning_is_found_where_the_template_keeps_it_and_where_not() -> None:
-    answers = ["<think>\nhm\n</think>\n\na cat", "on a mat"]
-    messages = [user("what?"), assistant(answers[0]), user("where?"), assistant(answers[1])]
-    text, learned = run(THINKING, messages)
-    assert "hm" not in text
-    assert learned == ["a cat<|im_end|>", "<think>\n\n</think>\n\non a mat<|im_end|>"]
-    assert run(THINKING, messages[:2])[1] == [answers[0] + "<|im_end|>"]
-
-
 def test_turns_are_found_in_a_template_whose_renderings_never_begin_alike() -> None:
     messages = [user("a cat"), assistant("a cat"), user("a"), assistant("a"), user("t")]
     assert run(UNSTABLE, messages)[1] == [" a cat<|im_end|>", " a<|im_end|>"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import mmstream as mm
@@ -21,23 +21,10 @@ from tests.helpers.chats import (
     MARKED,
     TWO_TURNS,
     assistant,
-    byte_level_bpe,
     tokenizer,
     user,
 )
 from tests.helpers.decodings import decode_texts
-
-
-def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
-    core = byte_level_bpe()
-    core.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 4), ("</s>", 5)]
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=core)
-    result = mm.TextDecoder(fast, max_length=6)({"txt": b"a cat on a mat, a cat on a mat"})
-    assert len(result["input_ids"]) == 6
-    assert result["input_ids"][[0, -1]].tolist() == [4, 5]
-    np.testing.assert_array_equal(result["labels"], result["input_ids"])
 
 
 def test_ids_are_those_of_the_tokenizer_itself() -> None:

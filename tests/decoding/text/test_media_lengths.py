@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from tests.helpers.media_families import (
     llava_onevision,
     qwen2_5_omni,
     qwen2_5_omni_with_sound,
-    qwen2_audio,
     qwen2_vl,
     qwen3_omni,
     qwen3_vl,
@@ -34,7 +32,6 @@ from tests.helpers.media_families import (
 
 FRAMES = [1, 2, 5, 6]
 """Of four videos. The third has an odd number."""
-SECONDS = [0.31, 1.0, 2.005, 29.99, 31.0]
 
 
 def video_of(num_frames: int, height: int, width: int, fps: float = 25.0) -> Any:
@@ -106,18 +103,6 @@ def test_times_of_a_variable_frame_rate_are_the_containers() -> None:
     assert length(shape).text == f"<0.0 seconds>{frame}<3.7 seconds>{frame}"
     span = shape._replace(start_s=9.5)  # a span that begins before its first frame
     assert length(span).text.startswith("<0.5 seconds>")
-
-
-@pytest.mark.parametrize("make", [qwen2_audio, qwen2_5_omni], ids=lambda make: make.__name__)
-def test_the_ids_of_audio_are_those_of_the_models_own_processor(make: Any) -> None:
-    family = make()
-    extractor = family.processor.feature_extractor
-    sounds = [np.zeros(round(seconds * 16_000), np.float32) for seconds in SECONDS]
-    most = extractor.n_samples // extractor.hop_length
-    shapes = [AudioShape(len(s), min(-(-len(s) // 160), most), 16_000) for s in sounds]
-    sample = conversation("audio", len(sounds), "wav")
-    given = {"audio": sounds, "sampling_rate": 16_000}
-    assert_ids_and_labels(family, sample, MediaShapes(audios=shapes), **given)
 
 
 def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says() -> None:
@@ -263,35 +248,6 @@ def positions_of(tokens: dict[str, Any]) -> dict[str, list[int]]:
         kind: np.flatnonzero(tokens["input_ids"] == fast.convert_tokens_to_ids(token)).tolist()
         for kind, token in names.items()
     }
-
-
-def test_images_videos_and_audio_of_one_conversation_have_their_own_tokens() -> None:
-    sample, shapes = mixed()
-    decoder = pickle.loads(pickle.dumps(all_kinds()))  # it travels to workers
-    tokens = decoder(sample, shapes)
-    counts = {kind: len(places) for kind, places in positions_of(tokens).items()}
-    # Two pairs of 2 x 3 squares and one square; 2 x 2 squares; 10 feature frames.
-    assert counts == {"video": 13, "image": 4, "audio": 2}
-    text = decoder.tokenizer.decode(tokens["input_ids"])
-    assert "<0.3 seconds>" in text  # of the frames 0 and 17: (0 + 17 / 25) / 2
-    assert "<1.4 seconds>" in text  # of frame 35, which is a pair with itself
-    assert learned(decoder.tokenizer, tokens) == "a cat<|im_end|>"
-    del sample["2.wav"]  # the one audio is the track of a video, which only its shape tells
-    assert decoder(sample, shapes)["input_ids"].tolist() == tokens["input_ids"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("kind", "token"), [("video", 11), ("image", 3), ("audio", 1), ("video", 12)]
-)
-def test_media_are_never_cut(kind: str, token: int) -> None:
-    sample, shapes = mixed()
-    whole = all_kinds()(sample, shapes)
-    places = positions_of(whole)
-    with pytest.raises(mm.errors.DecodeError, match="ends before the media"):
-        all_kinds(max_length=places[kind][token])(sample, shapes)
-    length = places["video"][12] + 1
-    cut = all_kinds(max_length=length, unlabeled_texts="keep")(sample, shapes)
-    np.testing.assert_array_equal(cut["input_ids"], whole["input_ids"][:length])
 
 
 @pytest.mark.parametrize(
