@@ -360,9 +360,8 @@ BOMBS: dict[str, Bomb] = {
         lambda: png_of(8, 8, before=chunk(b"iTXt", b"x\0\0\0\0\0" + "😀".encode() + b"x" * 10**8)),
         "bytes of metadata",
     ),
-    "png: 60000 x 60000": Bomb(lambda: png_of(60_000, 60_000, bits=1), "exceeds max_pixels"),
+    "png: 144 megapixels": Bomb(lambda: png_of(12_000, 12_000, bits=1), "exceeds max_pixels"),
     "png: 134 megapixels": Bomb(lambda: png_of(SIDE, SIDE, colour=2), "max_memory"),
-    "png: 134 megapixels, grey": Bomb(lambda: png_of(SIDE, SIDE, bits=1)),
     "png: 134 megapixels, 16 bits": Bomb(lambda: png_of(SIDE, SIDE, bits=16)),
     "png: 4e9 x 1": Bomb(
         lambda: png_of(1, 8).replace(struct.pack(">I", 8), b"\xff\xff\xff\xff", 1), "PNG|max_pixels"
@@ -399,7 +398,7 @@ BOMBS: dict[str, Bomb] = {
     "webp: 30 megapixels in 34 bytes": Bomb(lambda: lossless_webp(5500)),
     "webp: 2000 frames": Bomb(lambda: animated_webp(2000)),
     # AVIF
-    "avif: 67 megapixels": Bomb(lambda: avif(8192), "max_memory"),
+    "avif: 49 megapixels": Bomb(lambda: avif(7000), "max_memory"),
     "avif: 16 megapixels": Bomb(lambda: avif(4096)),
     # BMP
     "bmp: 134 megapixels, run-length encoded": Bomb(
