@@ -409,8 +409,8 @@ def test_a_random_crop_is_the_same_for_the_same_draw_and_lies_in_the_span() -> N
 
 def test_a_span_of_a_wav_reads_its_own_bytes_only() -> None:
     file, ranges = read_by_ranges(long_recording("wav", seconds=60.0))
-    SPEECH(file, span=(30.0, 31.0))
-    assert num_bytes(ranges) < 32_000 + 1000
+    SPEECH(file, span=(30.0, 40.0))
+    assert num_bytes(ranges) < 320_000 + 3 * 65_536  # read in blocks
 
 
 @pytest.mark.parametrize("kind", ["mp4", "mkv", "ts"])
