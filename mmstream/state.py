@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Literal, TypeAlias
 
 import crc32c
@@ -152,16 +153,18 @@ def _only_grown(order: AnyOrder, saved: SavedOrder) -> AnyOrder | None:
 
     A state of 3 shards goes on with a dataset of 4 if it fits a run of the first 3.
     """
-    num_shards = saved.corpus.get("num_shards")
+    num_shards = saved.dataset.get("num_shards")
     if not isinstance(order, Order | BucketOrder) or type(num_shards) is not int:
         return None
     if not 0 < num_shards < order.corpus.counts.size:
         return None
-    try:
-        first_shards = order.with_corpus(order.corpus.first_shards(num_shards))
-    except ConfigError:  # they do not fill a step
-        return None
-    earlier: Any = _with_saved_defaults(first_shards, saved)
+    earlier: Any = copy(order)  # its dataset is all that counts where an epoch begins
+    earlier.corpus = order.corpus.first_shards(num_shards)
+    if saved.step:
+        try:
+            earlier = _with_saved_defaults(order.with_corpus(earlier.corpus), saved)
+        except ConfigError:  # they do not fill a step
+            return None
     if _misfit(earlier, saved) is not None:
         return None
     logger.info(
@@ -172,7 +175,7 @@ def _only_grown(order: AnyOrder, saved: SavedOrder) -> AnyOrder | None:
         f"{order.num_samples:,}",
         f"; epoch {saved.epoch} ends with its {earlier.num_samples:,}" if saved.step else "",
     )
-    if earlier.identity().get("selection") != saved.corpus.get("selection"):
+    if earlier.corpus.identity().get("selection") != saved.dataset.get("selection"):
         _log_selections(saved, order)
     return earlier if saved.step else order
 

@@ -50,6 +50,25 @@ def test_another_selection_begins_with_an_epoch_of_a_grown_corpus(
         loader(new[1::2]).load_state_dict(states[0])
 
 
+def test_an_epoch_may_begin_with_samples_of_appended_shards_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(view: mm.Dataset) -> mm.Loader:
+        pipeline = mm.Pipeline(view, global_batch_size=4)
+        return mm.Loader(pipeline, world=mm.World(0, 1))
+
+    before = run(mm.open_dataset(write_tiny(tmp_path / "corpus", COUNTS)))
+    states = [before.state_dict() for _ in before]
+    assert states[-1]["step"] == 0 < states[0]["step"]
+    after = run(mm.open_dataset(write_tiny(tmp_path / "corpus", (*COUNTS, 9)))[-8:])
+    with caplog.at_level(logging.INFO, "mmstream"):
+        after.load_state_dict(states[-1])
+    assert "grown from 3 to 4 shards: epoch 1 begins with 8 samples" in caplog.text
+    assert {shard for batch in after for shard, _ in described(batch).shown} == {3}
+    with pytest.raises(mm.StateError, match="num_shards was 3 and is 4"):
+        after.load_state_dict(states[0])
+
+
 # -- a state in the middle of an epoch -------------------------------------------------------------
 
 SETTINGS = {"global_batch_size": 6, "seed": 5}
