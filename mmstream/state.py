@@ -23,8 +23,8 @@ from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder, BucketOrder, Order, without_buckets
-from mmstream.order.corpus import CONTENT_KEYS, differing_keys
-from mmstream.order.saved import DATASET, SavedOrder
+from mmstream.order.corpus import CONTENT_KEYS, differing_keys, require_hashes
+from mmstream.order.saved import DATASET, SavedOrder, making
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
 
@@ -93,7 +93,11 @@ def read_state(state: Mapping[str, Any]) -> SavedOrder:
     if epoch > MAX_EPOCH:
         raise StateError(f"epoch {_shown(epoch)}: at most {MAX_EPOCH:,}")
     _check_seal(state)
-    return SavedOrder.parse(state["order"], epoch, step)
+    saved = SavedOrder.parse(state["order"], epoch, step)
+    with making("an order of a state"):
+        for identity in (saved.dataset, *saved.keys.get("sources", ())):
+            require_hashes(identity)
+    return saved
 
 
 # -- where a run goes on ---------------------------------------------------------------------------

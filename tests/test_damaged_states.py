@@ -12,13 +12,18 @@ import pytest
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.errors import StateError
-from mmstream.state import make_state, resume, state_at
+from mmstream.state import make_state, order_of_state, resume, state_at
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.packed_texts import plan_texts, write_texts
 from tests.helpers.states import edited
 
 NUM_CHANGES = 300
 """Bytes that are changed in each state."""
+
+NUM_EDITED = 60
+"""Values that are changed in each state without a checksum, but for those that are huge."""
+
+HUGE = 1 << 70
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +34,11 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, mm.Pipeline
     texts = {name: write_texts(folder / name, [40, 20]) for name in ("a", "b")}
     plans = {name: plan_texts(mm.open_dataset(url)) for name, url in texts.items()}
 
-    def mixture(urls: dict[str, str]) -> mm.Mixture:
-        sources = {name: (mm.open_dataset(url), 2.0) for name, url in urls.items()}
+    def mixture(urls: dict[str, str], every: int | None = None) -> mm.Mixture:
+        sources = {}
+        for name, url in urls.items():
+            whole = mm.open_dataset(url)
+            sources[name] = whole if every is None else whole[::every], 2.0
         changes = {9: dict.fromkeys(urls, 1)}
         return mm.Mixture(sources, epoch_steps=6, changes=changes)
 
@@ -44,7 +52,9 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, mm.Pipeline
         "dataset": pipeline(mm.open_dataset(dataset)),
         "lanes": pipeline(mm.open_dataset(dataset), reshuffle="lanes"),
         "bad list": pipeline(mm.open_dataset(listed), grid=(2, 2), window=5),
+        "view": pipeline(mm.open_dataset(listed)[::2]),
         "mixture": pipeline(mixture({"x": dataset, "y": listed})),
+        "mixture of views": pipeline(mixture({"x": dataset, "y": listed}, every=2), repeat=2),
         "packs": packed(mm.open_dataset(texts["a"]), plan=plans["a"]),
         "packs of a mixture": packed(mixture(texts), plan=plans, weights_of="samples"),
     }
@@ -64,13 +74,13 @@ def changed_bytes(text: str, draw: random.Random) -> Iterator[str]:
 
 def changed_values(value: Any, draw: random.Random) -> Iterator[Any]:
     """The value with one of its parts changed or left out, at every place."""
+    others = [None, True, 0, 1, -1, "", "x", [], {}, 1.5, HUGE]
+    if isinstance(value, int):
+        others += [value + 1, value - 1, 2 * value, 10 * value, value ^ 4]
+    if isinstance(value, str):
+        others += [value[:-1], value + "0", value[::-1]]
+    yield from (other for other in others if json.dumps(other) != json.dumps(value))
     if not isinstance(value, dict | list):
-        others = [None, True, 0, 1, -1, "", "x", [], {}, 1.5, 1 << 70]
-        if isinstance(value, int):
-            others += [value + 1, value - 1, 2 * value, 10 * value, value ^ 4]
-        if isinstance(value, str):
-            others += [value[:-1], value + "0", value[::-1]]
-        yield from (other for other in others if json.dumps(other) != json.dumps(value))
         return
     pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
     for key, part in pairs:
@@ -112,6 +122,30 @@ def test_no_change_of_a_byte_leads_to_other_batches(
         num_refused += got is None
         assert got in (None, expected), text
     assert num_refused > NUM_CHANGES // 20
+
+
+@pytest.mark.parametrize("kind", ["view", "mixture of views", "packs", "packs of a mixture"])
+def test_a_state_that_was_edited_goes_on_or_is_refused_in_one_line(
+    pipelines: dict[str, mm.Pipeline], kind: str
+) -> None:
+    source, order = pipelines[kind].dataset, pipelines[kind].order
+    draw = random.Random(kind)
+    for step in (0, 3):
+        state = json.loads(json.dumps(edited(make_state(order, 1, step))))
+        texts = [json.dumps(damaged) for damaged in changed_values(state, draw)]
+        huge = [text for text in texts if str(HUGE) in text]
+        for text in (*huge, *draw.sample(texts, NUM_EDITED)):
+            damaged = json.loads(text)
+            for read in (
+                lambda damaged: resume(source, order, damaged, "finish_epoch"),
+                lambda damaged: order_of_state(damaged, source, getattr(order, "plan", None)),
+            ):
+                refused = ""
+                try:
+                    read(damaged)
+                except StateError as error:
+                    refused = str(error)
+                assert "\n" not in refused
 
 
 @pytest.mark.slow

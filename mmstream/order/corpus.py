@@ -21,7 +21,7 @@ import numpy as np
 
 from mmstream.errors import StateError, escaped
 from mmstream.order.selection import Selection
-from mmstream.order.settings import integer, require
+from mmstream.order.settings import MAX_SETTING, integer, require
 from mmstream.types import IntArray
 
 CONTENT_KEYS = ("sizes", "sha256")
@@ -267,7 +267,11 @@ def _hash(numbers: IntArray | None, texts: Iterable[str] = ()) -> str:
 
 
 def require_hashes(identity: Mapping[str, Any]) -> None:
-    """Raise ValueError where what an identity says about the shards' content is no hash."""
+    """Require that what an identity says of the shards' content are hashes, and of a selection.
+
+    Raises:
+        ValueError, TypeError or KeyError: it is something else.
+    """
     for key in (key for key in CONTENT_KEYS if key in identity):
         value = identity[key]
         is_hash = isinstance(value, str) and len(value) == HASH_LENGTH and value.isalnum()
@@ -275,6 +279,8 @@ def require_hashes(identity: Mapping[str, Any]) -> None:
             is_short = isinstance(value, str | int | float)  # a deep list has no repr
             text = escaped(repr(value)) if is_short else f"of type {type(value).__name__}"
             raise ValueError(f"{key} {text} is not a hash")
+    if (selection := identity.get("selection")) is not None:
+        integer("num_samples", selection["num_samples"], MAX_SETTING)
 
 
 def differing_keys(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

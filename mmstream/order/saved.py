@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.order.corpus import CONTENT_KEYS, require_hashes
+from mmstream.order.corpus import CONTENT_KEYS
 from mmstream.order.settings import Reshuffle, checked_reshuffle
 
 DATASET = "dataset"
@@ -85,8 +85,6 @@ class SavedOrder:
         Raises:
             KeyError, TypeError or ValueError: the identity is malformed.
         """
-        for identity in self.keys["sources"] if self.is_mixture else [self.dataset]:
-            require_hashes(identity)
         if not self.has_begun:
             bound = {k: v for k, v in self.dataset.items() if k not in ("bad", "selection")}
             return bound | {k: v for k, v in self.keys.items() if k == "seed"}

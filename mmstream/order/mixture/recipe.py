@@ -28,6 +28,7 @@ from mmstream.order.settings import (
     positive,
     require,
 )
+from mmstream.settings import MAX_NUMBER
 
 MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. See `Order`'s."""
@@ -260,7 +261,9 @@ class Recipe:
             for source in sources:
                 require_hashes(source)
             shares = {
-                integer("step", change["step"]): _checked_shares(change["shares"], names)
+                integer("step", change["step"], MAX_NUMBER): _checked_shares(
+                    change["shares"], names
+                )
                 for change in identity["weights"]
             }
             repeat = positive("repeat", saved.keys["repeat"])
@@ -361,7 +364,7 @@ def _live_shares_of(identity: Mapping[str, Any], names: Sequence[str]) -> dict[i
         KeyError or TypeError: `identity` is malformed.
     """
     lines = {
-        integer("step", change["step"]): _checked_shares(change["shares"], names)
+        integer("step", change["step"], MAX_NUMBER): _checked_shares(change["shares"], names)
         for change in identity["weights"]
         if change.get("live")
     }
