@@ -165,7 +165,7 @@ def test_the_slurm_script_fails_when_training_fails(
 
 
 def test_the_readme_converts_in_a_line_and_trains_on_two_ranks_each_sample_once(
-    tmp_path: Path, environment: Mapping[str, str]
+    tmp_path: Path, environment: Mapping[str, str], warm: Mapping[str, str]
 ) -> None:
     blocks = [b for b in blocks_of((ROOT / "README.md").read_text()) if not b.not_run]
     program = next(block for block in blocks if block.file == "train.py")
@@ -190,7 +190,7 @@ def test_the_readme_converts_in_a_line_and_trains_on_two_ranks_each_sample_once(
         run = subprocess.run(
             ["bash", "-ec", command],
             cwd=tmp_path,
-            env={**environment, "PYTHONPATH": str(ROOT)},
+            env={**environment, **warm, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=500,

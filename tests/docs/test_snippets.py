@@ -18,6 +18,7 @@ import mmstream as mm
 from mmstream.families.family import import_torchvision
 from mmstream.train.demo import corpus_rows
 from tests.helpers.doc_pages import LANGUAGES, PAGES, ROOT, blocks_of, problems_of, run_page
+from tests.helpers.warm_ranks import warm_ranks
 
 
 @pytest.fixture(scope="session")
@@ -59,14 +60,25 @@ def folder(material, tmp_path):
     return Path(shutil.copytree(material, tmp_path / "here", copy_function=os.link))
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    """Variables with which the ranks of torchrun are forks that need not import torch."""
+    with warm_ranks(tmp_path_factory.mktemp("warm")) as variables:
+        yield variables
+
+
 READMES = ("README.md", "README.zh-CN.md")
 """test_launching.py runs what is in them."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in READMES])
-def test_the_blocks_of_a_page_run_from_top_to_bottom(page, folder, monkeypatch):
-    run_page(page, (ROOT / page).read_text(), folder, monkeypatch)
+def test_the_blocks_of_a_page_run_from_top_to_bottom(page, folder, monkeypatch, request):
+    text = (ROOT / page).read_text()
+    if "\ntorchrun " in text:
+        for name, value in request.getfixturevalue("warm").items():
+            monkeypatch.setenv(name, value)
+    run_page(page, text, folder, monkeypatch)
 
 
 def test_the_code_of_the_readme_in_chinese_is_that_of_the_one_in_english():

@@ -51,6 +51,7 @@ SHORTER = (
     ),
     (r"--nproc-per-node \d+", "--nproc-per-node 2"),
     (r"--num-workers 8", "--num-workers 2"),
+    (r"num_workers=[2-9]", "num_workers=1"),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -29,7 +30,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 def warm_ranks(folder: Path) -> Iterator[dict[str, str]]:
     """Start a server, and yield the variables with which torchrun has it fork its ranks.
 
-    Ranks that are not ``-m mmstream`` start as ever.
+    A rank is ``-m mmstream`` or a script. Others start as ever.
     """
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{__file__}" "$@"\n')
@@ -56,11 +57,12 @@ def warm_ranks(folder: Path) -> Iterator[dict[str, str]]:
 
 def start_and_follow(words: list[str]) -> int:
     """Have the server fork a process, and return its exit code, or end by its signal."""
-    if words[:3] != ["-u", "-m", "mmstream"]:
+    is_script = words[0] == "-u" and words[1].endswith(".py")
+    if not is_script and words[:3] != ["-u", "-m", "mmstream"]:
         os.execv(sys.executable, [sys.executable, *words])
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(f"\0{os.environ[ADDRESS]}")
-        job = {"words": words[3:], "folder": str(Path.cwd()), "environment": dict(os.environ)}
+        job = {"words": words[1:], "folder": str(Path.cwd()), "environment": dict(os.environ)}
         text = json.dumps(job).encode()
         socket.send_fds(server, [len(text).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(text)
@@ -110,15 +112,22 @@ def follow(listening: socket.socket, program: socket.socket) -> None:
 
 
 def be_rank(job: dict[str, Any], streams: list[int], program: socket.socket) -> None:
-    """Be a new process that runs ``mmstream``."""
+    """Be a new process that runs ``mmstream`` or a script."""
     program.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    sys.argv = ["mmstream", *job["words"]]
+    if job["words"][0] != "-m":
+        script = Path(job["words"][0]).absolute()  # workers import it, from wherever they start
+        sys.argv = job["words"]
+        sys.path[0] = str(script.parent)
+        runpy.run_path(str(script), run_name="__main__")
+        return
+    sys.argv = job["words"][1:]
     from mmstream.cli import main
 
     main()
