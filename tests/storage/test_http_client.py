@@ -11,7 +11,7 @@ from functools import wraps
 import pytest
 
 from mmstream.storage import http_client
-from mmstream.storage.http_client import HttpClient, ProtocolError, ProxyError
+from mmstream.storage.http_client import HttpClient, ProtocolError
 from tests.helpers.stub_server import StubAnswer, reply, stub_server
 from tests.helpers.web_stubs import WebStub, running
 
@@ -240,16 +240,6 @@ async def test_requests_go_through_a_proxy():
     assert request.target == "http://storage.example/b/k"
     assert request.headers["host"] == "storage.example"
     assert request.headers["proxy-authorization"] == "Basic bWU6cEBzcw=="
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>this server is not allowed</html>"])
-@in_loop
-async def test_a_proxy_that_refuses_a_tunnel_says_its_status(body):
-    tls = ssl.create_default_context()
-    async with talking(lambda request: reply("403 Forbidden", body), tls=tls) as (client, stub):
-        client._proxy = http_client.urlsplit(stub.endpoint)
-        with pytest.raises(ProxyError, match=r"^the proxy 127\.0\.0\.1 answers 403$"):
-            await get(client, "https://storage.example/b/k")
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])
