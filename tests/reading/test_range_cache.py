@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -218,6 +219,21 @@ def test_files_that_go_between_word_and_read_change_no_sample(dataset, root, ste
     assert not later.counts["num_cache_damaged"]
     assert later.counts["num_cache_hit_bytes"] + later.num_bytes >= 2 * CORPUS_BYTES
     assert len(later.requests) < 40  # what lies beside a sample comes with it
+
+
+def test_a_file_that_is_written_anew_between_word_and_read_is_no_other_shard(dataset, root):
+    run(dataset, root, 0)
+    files = cached_files(root)
+    contents = [path.read_bytes() for path in files]
+    random.Random(0).shuffle(contents)
+
+    def when_taken() -> None:
+        for path, content in zip(files, contents, strict=True):
+            path.write_bytes(content)
+
+    later = run(dataset, root, 1, when_taken=when_taken)
+    assert later.samples == run(dataset, None, 1).samples
+    assert later.counts["num_cache_damaged"] >= 1
 
 
 def test_bytes_that_come_along_between_samples_are_not_used(dataset, root, monkeypatch):
