@@ -145,6 +145,13 @@ def test_the_judge_sees_a_wrong_proportion(tmp_path: Path) -> None:
         judge(replace(facts, weights=wrong), steps)
 
 
+def test_the_judge_sees_a_source_without_weight(tmp_path: Path) -> None:
+    facts, steps = judged(tmp_path, SEED_OF_MIXTURE, grid=(1, 1))
+    weights = {step: dict.fromkeys(shares, 0) | {"a": 1} for step, shares in facts.weights.items()}
+    with pytest.raises(AssertionError, match="has no weight"):
+        judge(replace(facts, weights=weights), steps)
+
+
 def test_the_judge_sees_a_row_that_is_too_long_and_a_pack_that_changes(tmp_path: Path) -> None:
     facts, steps = judged(tmp_path, SEED_OF_PACKS, drop_last=False)
     judge(facts, steps)
