@@ -62,6 +62,10 @@ _ALWAYS = ("key", "status", "shard", "index", "file", "row")
 """Columns that tell a sidecar from a table of another program."""
 
 
+_OWN = ("status", "shard", "index")
+"""Columns that are always read."""
+
+
 def sidecar_name(shard: str) -> str:
     """Return the name of a shard's sidecar: ``shard-000000.tar`` -> ``shard-000000.parquet``."""
     return f"{shard.removesuffix('.tar')}.parquet"
@@ -121,14 +125,15 @@ def read_sidecar(dataset: Any, shard: int, columns: Iterable[str] | None = None)
 
 
 def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
-    """Return columns of a sidecar as they stand there; as `read_sidecar`.
+    """Return columns of a sidecar as they stand there, and ``status``, ``shard``, ``index``.
 
+    The arguments and errors are those of `read_sidecar`.
     Rows that became no sample have no ``index``. The others have one of the shard, each once.
     """
     import pyarrow as pa
 
     dataset, shard = dataset.own(shard)
-    name, wanted = dataset.name_of(shard), None if columns is None else [*columns, *_ALWAYS]
+    name, wanted = dataset.name_of(shard), None if columns is None else [*columns, *_OWN]
     for store in dict.fromkeys((dataset.index_store, dataset.store)):
         url = store.url_of(sidecar_name(name))
         try:

@@ -73,6 +73,8 @@ class Facets:
     """Counts of the values of few-valued columns, over a growing part of a dataset."""
 
     dataset: Dataset
+    names: list[str] = field(default_factory=list)
+    """The columns of the dataset, once they are known."""
     counts: dict[str, Counter[Any]] = field(default_factory=dict)
     num_counted: int = 0
     problem: str = ""
@@ -86,7 +88,6 @@ class Facets:
         shards = range(self.dataset.num_shards)
         self._shards = random.Random(0).sample(shards, len(shards))
         self._lock = threading.Lock()
-        self._names: list[str] | None = None
 
     def grow(self) -> dict[str, dict[Any, int]]:
         """Count in more shards for `MAX_SECONDS`, and let a thread count on.
@@ -141,11 +142,10 @@ class Facets:
 
     def _begin(self) -> None:
         """Find which columns there are, once."""
-        if self._names is None:
-            names = column_names(self.dataset)
-            in_json = [name for name in names if name.startswith("json.")]
-            self._names = [*FACET_COLUMNS, *in_json]
-            self.counts = {name: Counter() for name in self._names}
+        if not self.names:
+            self.names = column_names(self.dataset)
+            in_json = [name for name in self.names if name.startswith("json.")]
+            self.counts = {name: Counter() for name in (*FACET_COLUMNS, *in_json)}
 
     def _add(self, name: str, counts: Counter[Any] | None) -> None:
         """Add the counts of a shard. None: the values there are of several types."""

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from mmstream.dataset.bad_list import listed_as_bad
-from mmstream.dataset.columns import column_names, read_rows
+from mmstream.dataset.columns import read_rows
 from mmstream.dataset.select import stored_names
 from mmstream.display.media import MAX_FILE_BYTES
 from mmstream.display.samples import sample_part
@@ -70,13 +70,11 @@ def grid(request: Request) -> Response:
     refs = [(source.first_shard + shard, index) for shard, index in local_refs]
     tiles = tiles_of(content, refs)
     facets = request.app.state.choices.facets(choice.source, choice.select, choice.where)
-    columns, selections, facets_problem = [], {}, ""
+    selections, facets_problem = {}, ""
     counted: dict[str, dict[Any, int]] = {}
     try:
         counted = facets.grow()
         selections = stored_names(source.dataset)
-        if not facets.problem:
-            columns = column_names(source.dataset)
     except (MMStreamError, OSError) as error:
         facets_problem = str(error)
     return show(
@@ -93,7 +91,7 @@ def grid(request: Request) -> Response:
         ],
         num_counted=facets.num_counted,
         facets_problem=facets_problem or facets.problem,
-        columns=columns,
+        columns=facets.names,
         selections=selections,
     )
 
