@@ -68,6 +68,15 @@ def test_features_do_not_depend_on_the_number_of_threads(settings: dict[str, Any
             assert torch.equal(values, expected)
 
 
+def test_silence_has_the_features_of_silence() -> None:
+    samples = np.zeros(16_000, np.float32)
+    features = mm.families.whisper.WhisperFeatures()
+    expected = extracted(samples, 80).input_features[0]
+    np.testing.assert_array_equal(features(torch.from_numpy(samples)), expected)
+    np.testing.assert_array_equal(features(torch.zeros(0)), expected)
+    assert features.num_frames(0) == 0
+
+
 @pytest.mark.parametrize("padding", ["max", "valid", "longest"])
 def test_a_batch_has_the_features_of_each_recording_alone(padding: Any) -> None:
     features = mm.families.whisper.WhisperFeatures(padding=padding)
