@@ -223,20 +223,23 @@ def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -
     assert (two.num_frames, two.min_frames) == (2, 1)
 
 
+@pytest.mark.parametrize("height", [96, 12])
 @pytest.mark.parametrize("max_video_tokens", [1, 6, 40, 10_000])
 @pytest.mark.parametrize("name", ["Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"])
-def test_capped_frames_have_the_size_of_the_processor(name: str, max_video_tokens: int) -> None:
+def test_capped_frames_have_the_size_of_the_processor(
+    name: str, max_video_tokens: int, height: int
+) -> None:
     processor = getattr(transformers, name)(
         cap_pixels_per_frame=True,
         max_video_tokens=max_video_tokens,
         size={"shortest_edge": 3000, "longest_edge": 200_000},
         patch_size=8,
     )
-    data = video_file("mp4", width=160, height=96, num_frames=24)
+    data = video_file("mp4", width=160, height=height, num_frames=24)
     for num_frames in (2, 4, 24):
         decoder = mm.VideoDecoder.from_processor(processor, num_frames=num_frames)
         shape = decoder.plan(data).shape
-        frames = torch.zeros(1, num_frames, 3, 96, 160, dtype=torch.uint8)
+        frames = torch.zeros(1, num_frames, 3, height, 160, dtype=torch.uint8)
         resized = processor.resize(frames, processor.size, None, 16, 2, cap_pixels_per_frame=True)
         assert (shape.height, shape.width) == resized.shape[-2:], num_frames
 

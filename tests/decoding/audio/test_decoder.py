@@ -394,6 +394,7 @@ def test_a_random_crop_is_the_same_for_the_same_draw_and_lies_in_the_span() -> N
         result = decoder.decode(data, row=row, rng=np.random.default_rng(seed))
         again = decoder.plan(data, row, np.random.default_rng(seed))
         assert again == result.plan
+        np.testing.assert_array_equal(decoder.decode(data, again).samples, result.samples)
         assert result.num_samples == 8000
         assert 16_000 <= result.plan.start <= 24_000
         starts.add(result.plan.start)
