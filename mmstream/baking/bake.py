@@ -206,6 +206,8 @@ def bake_into(baker: Baker, dest: str, num_workers: int, progress: bool) -> Bake
     started = time.monotonic()
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
+    if not baker.dataset.corpus.num_samples:
+        raise ConfigError(f"bake: {baker.dataset!r} has no samples to write: choose others")
     store = open_destination(dest, baker.dataset)
     require_shared([baker.dataset.store.url, store.url], num_workers)
     settings = settings_of(

@@ -206,6 +206,8 @@ def plan_sources(
     decode, data, seed = pipeline.decode or Decode(), pipeline.dataset, pipeline.seed
     sources = {"": data} if isinstance(data, Dataset) else data.datasets
     for source, dataset in sources.items():
+        if not dataset.corpus.num_samples:
+            raise ConfigError(f"plan: {dataset!r} has no samples to measure: choose others")
         own_seed = seed_of_source(seed, source) if source else seed
         counter = LengthCounter(
             dataset, decode, pipeline.before, own_seed, chosen, room, patch_size

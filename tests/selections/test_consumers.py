@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
+from mmstream.dataset.removed import take_down
 from mmstream.dataset.verify import verify
 from mmstream.order.selection import Selection
 from mmstream.reading.plan import epoch_reads, window_bytes
@@ -414,3 +415,21 @@ def test_draws_are_refused_wherever_a_view_begins(tmp_path: Path) -> None:
     )
     with pytest.raises(mm.ConfigError, match="depends on random draws"):
         mm.plan(pipeline, progress=False)
+
+
+@pytest.mark.parametrize("are_taken_down", [False, True])
+def test_nothing_is_planned_or_baked_of_no_samples(
+    texts: str, tmp_path: Path, are_taken_down: bool
+) -> None:
+    data = mm.open_dataset(texts)[:0]
+    if are_taken_down:
+        data = mm.open_dataset(texts)
+        take_down(data, data.refs(np.arange(len(data))), "all")
+        data = mm.open_dataset(texts)
+    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=MAX_TOKENS))
+    packed = mm.Pipeline(data, global_batch_size=2, decode=decode, batching=mm.Pack(MAX_TOKENS))
+    with pytest.raises(mm.ConfigError, match=r"plan: <Dataset .* has no samples to measure"):
+        mm.plan(packed)
+    with pytest.raises(mm.ConfigError, match=r"bake: <Dataset .* has no samples to write"):
+        mm.bake(packed, tmp_path / "baked")
+    assert not (tmp_path / "baked").exists()
