@@ -464,6 +464,17 @@ def test_an_object_that_is_called_as_a_folder_is_read_too(s3, tmp_path):
     assert [row["image"] for row in values(store.url)] == ["a.jpg", "a.jpg/b.jpg"]
 
 
+@pytest.mark.s3
+def test_a_data_set_in_a_store_is_not_listed(s3, tmp_path, monkeypatch):
+    run(pictures(tmp_path / "in", "a.jpg"), tmp_path / "ds")
+    store = open_store(f"{s3}/{tmp_path.name}/ds")
+    for path in (tmp_path / "ds").glob("*.*"):
+        store.write(path.name, path.read_bytes())
+    monkeypatch.setattr(type(store), "folders", None)
+    monkeypatch.setattr(type(store), "list", None)
+    assert len(values(store.url)) == 1
+
+
 # -- tars that cannot be read at any place: compressed, remote without an index, a stream
 
 

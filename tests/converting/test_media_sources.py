@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import fsspec
@@ -23,7 +24,7 @@ from mmstream.converting.media import download as download_module
 from mmstream.converting.media import load as load_module
 from mmstream.converting.media import references
 from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.references import MediaAccess, require_prefixes
+from mmstream.converting.media.references import Archive, Archives, MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
 from mmstream.media.types import sniff, sniff_file
 from mmstream.storage import open_store
@@ -603,3 +604,32 @@ def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypat
     monkeypatch.setattr(os, "open", broken)
     with pytest.raises(mm.errors.StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
         load_file(tmp_path, "a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("max_members", "asked", "read"),
+    [
+        (5, [2, 3, 2, 3, 1, 3, 1, 2], [2, 3, 1, 2]),  # at 1, that of 2 was named first
+        (3, [0, 2, 0, 3, 0], [0, 2, 3, 0]),  # a fault counts as one member
+        (5, [2, 100, 100, 2, 2], [2, 100, 2]),  # one beyond the limit is kept alone
+    ],
+    ids=["named last", "a fault", "beyond the limit"],
+)
+def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_members, asked, read):
+    """Here an archive is the number of its members. One without members is damaged."""
+    monkeypatch.setattr(references, "MAX_KEPT_MEMBERS", max_members)
+    directories_read = []
+
+    def read_directory(archive):
+        directories_read.append(archive.num_bytes)
+        if not archive.num_bytes:
+            raise RowError("damaged")
+        return {str(number): (0, 1) for number in range(archive.num_bytes)}
+
+    monkeypatch.setattr(references, "_tar_members", read_directory)
+    kept = Archives()
+    for num_members in asked:
+        archive = Archive(False, ("a", num_members), lambda start, stop: bytes(stop - start))
+        with nullcontext() if num_members else pytest.raises(RowError, match="damaged"):
+            assert kept.read(archive, "0", 10) == b"\0"
+    assert directories_read == read

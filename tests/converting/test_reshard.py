@@ -177,6 +177,11 @@ def test_folders_of_a_union_may_have_the_same_keys(tmp_path: Path) -> None:
     assert texts == {"1-000000001": b"a", "2-000000001": b"b"}
 
 
+def test_other_processes_do_not_have_the_memory_of_this_one(corpus: Path) -> None:
+    with pytest.raises(mm.ConfigError, match="only this process has its memory://"):
+        mm.reshard(corpus, "memory://reshard", num_workers=2)
+
+
 def test_a_plan_without_its_lengths_is_refused(corpus: Path, tmp_path: Path) -> None:
     (measure,) = corpus.glob("mmstream.measure.*")
     next(measure.iterdir()).unlink()

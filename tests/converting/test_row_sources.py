@@ -30,7 +30,7 @@ from mmstream.converting.rows import records, tables
 from mmstream.converting.rows.arrow import ParquetSource, iter_arrow
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.storage import open_store
+from mmstream.storage import open_store, retry
 from tests.helpers.convert_corpus import (
     jsonl,
     parquet,
@@ -520,6 +520,20 @@ def test_an_arrow_file_that_is_shortened_while_it_is_read_is_refused(
     os.truncate(path, behind_first + num_left)
     with pytest.raises(mm.ConfigError, match=reason):
         list(rows)
+
+
+@pytest.mark.parametrize("name", ["image", "frame"])
+def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
+    row = {name: np.zeros((4, 4, 3), np.uint8), "text": "t"}
+    assert "pass PIL.Image.fromarray(array)" in str(values([row])[0])
+
+
+@pytest.mark.slow
+def test_rows_of_a_server_without_ranges_are_read_whole(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
+    objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
+    with running(WebStub, objects, has_ranges=False) as server:
+        assert len(values(f"{server.url}/rows.jsonl")) == 9000
 
 
 REMOTE = {name: FORMS[name] for name in ("rows.jsonl", "members.jsonl.gz", "rows.csv")}

@@ -278,3 +278,9 @@ def test_a_batch_of_a_mixture_tells_the_source_of_each_row(folder):
     for text in ("7 &lt;b&gt;a", *(html.escape(f"{source}: {key}") for source, key in rows)):
         assert text in page
     assert "<b>a</b>" not in page
+
+
+def test_a_mixture_without_any_weight_can_still_be_looked_at(folder):
+    mixture = mm.Mixture({"a": (mm.open_dataset(folder / "a"), 0)}, stop="all")
+    assert "weight 0" in repr(mixture)
+    assert "until" not in mixture.epoch_text

@@ -74,6 +74,27 @@ def test_answers_that_do_not_come_in_time_are_asked_for_again(
     assert download(server, "silence", "dribble", times=1, **limits) == ["ok"] * 2
 
 
+def test_failures_that_stay_are_named(server: MediaServer) -> None:
+    reasons = {
+        "status~404": "http 404",
+        "status~410": "http 410",
+        "status~503": "http 503",
+        "status~302": "http 302",
+        "reset": "cut off: 1,500 of 3,000 bytes",
+        "cut": "cut off: 1,500 of 3,000 bytes",
+        "close": "closed the connection without an answer",
+        "noise": "its answer is not HTTP",
+        "huge": "larger than 1,048,576 bytes",
+        "endless": "larger than 1,048,576 bytes",
+        "bomb": "larger than 1,048,576 bytes when decompressed",
+        "header~X-Robots-Tag: noai": "says noai; take it all the same with --ignore-robots",
+        "header~TDM-Reservation: 1": "says tdm-reservation; take it all the same with "
+        "--ignore-robots",
+        "header~Content-Encoding: br": "content-encoding 'br' is not supported",
+    }
+    assert download(server, *reasons, num_tries=2) == list(reasons.values())
+
+
 @pytest.mark.parametrize(
     ("fault", "limit", "reason"),
     [
@@ -113,6 +134,42 @@ def test_redirects_are_followed_but_not_for_ever(server: MediaServer) -> None:
         "more than 3 redirects",
     ]
     assert sum("fault=loop" in request.target for request in server.requests) == 4
+
+
+FORGED = [
+    "http://127.0.0.1:{secret}/",
+    "http://localhost:{secret}/",
+    "http://evil.example:{secret}/",
+    "http://[::1]:{secret}/",
+    "http://[::ffff:127.0.0.1]:{secret}/",
+    "http://2130706433:{secret}/",
+    "http://0x7f.1:{secret}/",
+    "http://127.1:{secret}/",
+    "http://0:{secret}/",
+    "http://me@127.0.0.1:{secret}/",
+    "//127.0.0.1:{secret}/",
+    "gopher://127.0.0.1:{secret}/_GET",
+    "file:///etc/passwd",
+]
+
+
+def test_no_url_and_no_redirect_reaches_a_private_server(server: MediaServer) -> None:
+    """The server of secrets counts connections; there must be none."""
+    with MediaServer({"": b"secret"}) as secret:
+        urls = [url.format(secret=secret.port) for url in FORGED]
+        with Downloader(options(server), look_up=lambda host: ["127.0.0.1"]) as downloader:
+            direct = [downloader.start(url) for url in urls]
+            redirected = [
+                downloader.start(server.url("a.jpg", quote(f"redirect~{url}", safe="~")))
+                for url in urls
+            ]
+            reasons = [outcome(future) for future in (*direct, *redirected)]
+        assert secret.num_connections == 0
+    for reason in reasons:
+        assert any(
+            words in reason
+            for words in ("private address", "not a URL", "is neither http", "has a user")
+        )
 
 
 def test_public_addresses_of_a_name_are_used_and_the_others_are_not() -> None:
