@@ -98,7 +98,7 @@ def _write_columns(url: str, overwrite: bool) -> None:
     dataset = open_dataset(url, allow_foreign_urls=True)  # they were indexed just now
     num_workers = num_cores() if len(dataset) > MIN_SAMPLES_OF_PROCESSES else 1
     num_written = write_sidecars(dataset, overwrite=overwrite, num_workers=num_workers)
-    say(f"columns of {num_written:,} tars written")
+    say(f"columns of {count_text(num_written, 'tar')} written")
 
 
 MIN_SAMPLES_OF_PROCESSES = 100_000

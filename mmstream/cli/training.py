@@ -93,7 +93,7 @@ def _logger_names(_context: Any, _parameter: Any, text: str | None) -> tuple[str
     "whichever comes first.  [default: those of --epochs]",
 )
 @_option("--global-batch-size", help="Samples per loader step, over all ranks.")
-@_option("--accumulate", help="Loader steps per optimizer step (gradient accumulation).")
+@_option("--accumulate", help="Loader steps per optimizer step, each of --global-batch-size rows.")
 @_option("--micro-batches", help="Parts into which each rank cuts a batch, to save memory.")
 @_option(
     "--rows-per-rank",

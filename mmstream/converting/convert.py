@@ -485,7 +485,7 @@ def _require_samples(
     store = next(output.store for output in outputs if len(output.rows))
     first = next(all_rejects(store))
     hint = ""
-    if "no such file" in first.reason or "outside the media root" in first.reason:
+    if "no such file" in first.reason:
         hint = f". Media paths are relative to {root}; name another folder with media_root="
     elif first.reason.startswith("not JSON"):
         hint = ". Rows are JSON objects, one per line, or one JSON array of them"

@@ -117,8 +117,7 @@ def bucket_order(dataset: Any, buckets: Buckets, **settings: Any) -> BucketOrder
         if len(joined) > 1:
             logger.log(
                 level,
-                "buckets of %s: %s has the samples of %s, which have fewer than min_steps=%d steps "
-                "by themselves",
+                "buckets of %s: %s also takes the samples of %s, too few for min_steps=%d steps",
                 buckets.column,
                 edge,
                 ", ".join(str(other) for other in joined if other != edge),

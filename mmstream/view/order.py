@@ -134,6 +134,7 @@ def step_page(request: Request) -> Response:
         request,
         "order.html",
         order=order,
+        is_bucketed=isinstance(order, BucketOrder),
         epoch=epoch,
         step=step,
         ranks=ranks,

@@ -290,7 +290,7 @@ def test_tars_of_others_get_the_same_columns(dataset, tmp_path):
     tars.mkdir()
     name = "shard-000000.tar"
     (tars / name).write_bytes((tmp_path / "out" / name).read_bytes())
-    assert index(tars) == "columns of 1 tars written"
+    assert index(tars) == "columns of 1 tar written"
     names = [name for name in column_names(dataset) if name not in ("file", "row")]
     by_index, by_convert = (
         {name: values.to_pylist() for name, values in read_columns(one, 0, names).items()}
@@ -333,7 +333,7 @@ def test_a_second_call_writes_what_is_missing_and_overwrite_all(tars, tmp_path):
     first, second = (tmp_path / f"tars/shard-00000{i}.parquet" for i in range(2))
     whole = first.read_bytes()
     first.unlink()
-    assert index(tars) == "columns of 1 tars written"
+    assert index(tars) == "columns of 1 tar written"
     assert index(tars) == "columns of 0 tars written"
     first.write_bytes(whole[:-9])
     rewritten(second, without_json)
