@@ -122,7 +122,7 @@ class DecodeError(SampleError):
 class LengthError(SampleError):
     """A sample has more tokens than were measured, and its pack has no room for them.
 
-    Its pack goes on without it. Measure and plan anew: decoders, templates or draws have changed.
+    Its pack goes on without it. Measure and plan again: decoders, templates or draws have changed.
     """
 
 

@@ -130,7 +130,7 @@ class Pipeline:
             a batch or the main thread of a worker, in the order of rows. Random draws as above.
         collate: Function from the samples of a rank to a batch, such as `mm.processor_collate`
             returns.
-        batching: `mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of
+        batching: `mm.Flat`: documents without padding, one after the other. `mm.Pack`: rows of
             several samples, as a plan says. `mm.Buckets`: what `collate` makes, where the samples
             of a step are of about one length or shape. None: what `collate` makes.
         shuffle: False: the samples come in the order of the shards.
@@ -692,7 +692,7 @@ def _refuse_splitters(consumer: FrameType | None) -> None:
     """Refuse stages of webdataset that give each rank or worker a part of what it gets.
 
     Args:
-        consumer: the frame that asks for the first sample. The stages behind it ask each other, so
+        consumer: the frame that asks for the first sample. The stages after it ask each other, so
             they all stand above it.
 
     Raises:
@@ -702,7 +702,7 @@ def _refuse_splitters(consumer: FrameType | None) -> None:
         name = consumer.f_code.co_name
         if name in SPLITTERS and consumer.f_globals.get("__name__", "").startswith("webdataset"):
             raise ConfigError(
-                f"as_webdataset: wds.{name} behind it would split the samples a second time; leave "
+                f"as_webdataset: wds.{name} after it would split the samples a second time; leave "
                 "it out, each rank and worker has its own samples already"
             )
         consumer = consumer.f_back

@@ -74,7 +74,7 @@ def checked(
     """Return a decorator: an argument that does not fit its annotation is a ConfigError.
 
     Numbers of numpy, and what stands for an int, are taken as Python's. Lists are taken as tuples.
-    True, False, NaN and infinity are no numbers. Protocols count where they are
+    True, False, NaN and infinity are not numbers. Protocols count where they are
     `runtime_checkable`. Python's own errors stay for arguments that are missing or unknown.
 
     Args:
@@ -221,7 +221,7 @@ def _is_within(value: Any, kind: Any, bounds: Within) -> bool:
 
 
 def _items_fit(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
-    """Tell whether the items of a list, tuple or mapping fit. Text is no list of letters."""
+    """Tell whether the items of a list, tuple or mapping fit. Text is not a list of letters."""
     if isinstance(value, str | bytes):
         return kind in (str, bytes, object)
     if isinstance(value, Mapping) and len(arguments) == 2:

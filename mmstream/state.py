@@ -4,7 +4,7 @@ A resume starts at `step`. Nothing is replayed, whatever the ranks and workers a
 nothing about where shards lie or who reads them.
 
 A state ends with a checksum, ``crc32c``. Settings that were left to defaults are taken from it, so
-a damaged one could begin another order in mid-epoch. If you edit a state by hand, delete its
+a damaged one could begin another order mid-epoch. If you edit a state by hand, delete its
 ``crc32c``.
 """
 
@@ -67,7 +67,7 @@ def state_at(state: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
 
 
 def position_after(order: AnyOrder, epoch: int, step: int) -> tuple[int, int]:
-    """Return where a run stands before (epoch, step); behind the last step begins an epoch."""
+    """Return where a run stands before (epoch, step); after the last step begins an epoch."""
     return (epoch + 1, 0) if step >= order.steps_per_epoch else (epoch, step)
 
 
@@ -127,8 +127,8 @@ def resume(
     has grown begins with the shards that it had. The next epoch then has `order`. The sources of a
     mixture do not end where its epochs do, so there "finish_epoch" acts as "refuse".
 
-    Shards that were appended to a dataset are no change of this kind: if all else is the same, the
-    epoch is finished with the shards that it began with, also with "refuse".
+    Shards that were appended to a dataset are not a change of this kind: if all else is the same,
+    the epoch is finished with the shards that it began with, also with "refuse".
 
     Raises:
         StateError: the state cannot be applied exactly. With "finish_epoch" the dataset is another
@@ -185,7 +185,7 @@ def _only_grown(order: AnyOrder, saved: SavedOrder) -> AnyOrder | None:
 
 
 def _finish_epoch(order: AnyOrder, saved: SavedOrder, source: ShardSource) -> AnyOrder:
-    """Return the order of the state in mid-epoch, and the present one where an epoch begins.
+    """Return the order of the state mid-epoch, and the present one where an epoch begins.
 
     Raises:
         StateError: the dataset is another one, not the same with shards appended.
@@ -243,7 +243,7 @@ def order_of_state(
 
 
 def _without_choices(saved: SavedOrder) -> SavedOrder:
-    """Return a state without what an epoch begins anew: its bad list, selection and buckets."""
+    """Return a state without what an epoch starts over: its bad list, selection and buckets."""
     identity = without_buckets(saved.keys) if "buckets" in saved.keys else saved.keys
     selections = "selection", f"{DATASET} selection"
     kept = {key: value for key, value in identity.items() if key not in selections}
@@ -328,7 +328,7 @@ def _misfit(order: AnyOrder, saved: SavedOrder) -> str | None:
     if missing := [key for dataset in datasets for key in CONTENT_KEYS if key not in dataset]:
         return (
             f"the state has no {missing[0]!r}, so it does not tell which shards it is of: an "
-            "early version of mmstream saved it; start anew"
+            "early version of mmstream saved it; start over"
         )
     return None
 
@@ -352,7 +352,7 @@ def _checksum(state: Mapping[str, Any]) -> str:
 
     Raises:
         KeyError: it lacks one of its keys.
-        TypeError, ValueError, RecursionError: it holds what is no JSON.
+        TypeError, ValueError, RecursionError: it holds what is not JSON.
     """
     content = [state[name] for name in ("version", "epoch", "step", "order")]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -440,7 +440,7 @@ def _other_content(subject: str, differences: Mapping[str, str]) -> str:
     return (
         f"The {'bytes (sha256)' if is_hashed else 'sizes'} of {subject} are not those of the "
         "state, though names and sample counts are: another conversion, or replaced. Resume on the "
-        "old shards, or start anew."
+        "old shards, or start over."
     )
 
 
@@ -458,7 +458,7 @@ def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> st
     differences = {name.removeprefix(f"{DATASET} "): text for name, text in differences.items()}
     if "corpus" in differences:
         return (
-            "Shards were added, removed or changed: resume on the old ones, or start anew; where "
+            "Shards were added, removed or changed: resume on the old ones, or start over; where "
             f"they were only added at the end, {finish}."
         )
     if not differences.keys().isdisjoint(CONTENT_KEYS):
@@ -468,7 +468,7 @@ def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> st
             "The list of bad samples has changed: put back the one that this epoch began with "
             "(mmstream.bad.previous.json is the one before the last change); where it began with "
             f"none, {finish}. Either way the rest of this epoch still shows samples that only the "
-            "new list names: to show none of them, resume from a state of step 0, or start anew."
+            "new list names: to show none of them, resume from a state of step 0, or start over."
         )
     if "buckets" in differences:
         return (
@@ -482,7 +482,7 @@ def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> st
         )
     if step:
         return f"Resume with the saved values; they may change where an epoch begins: {finish}."
-    return "Resume with the saved values, or start anew."
+    return "Resume with the saved values, or start over."
 
 
 def _mixture_advice(differences: Mapping[str, str]) -> str:

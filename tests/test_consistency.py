@@ -137,7 +137,7 @@ EQUAL: dict[str, tuple[Case, list[str]]] = {
         ["8", *["not begun"] * 3],
     ),
 }
-"""What is no difference, and how many rows each rank has in its first batch."""
+"""What is not a difference, and how many rows each rank has in its first batch."""
 
 THERE = "rank 2 differs from the other ranks: "
 DIFFERENT: dict[str, tuple[Case, str]] = {
@@ -253,7 +253,7 @@ def play(rank: int, folder_name: str) -> None:
     world_module.WARNING_S = 0.5
     for name, absent in ABSENT.items():
         loader = without(absent)(folder, rank)
-        dist.barrier()  # a busy machine takes long to make a loader: it is no part of ABSENT_S
+        dist.barrier()  # a busy machine takes long to make a loader: it is not part of ABSENT_S
         outcomes[name] = outcome_of(loader)
         if loader is None:
             store.add(f"mmstream/begun/{rank}", 1)  # else this rank stays behind in the next case

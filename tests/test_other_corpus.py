@@ -81,7 +81,7 @@ def test_a_mixture_names_the_source_that_is_another_one(tmp_path, on_change):
         sources = {"texts": (texts, 1), "web": (mm.open_dataset(corpus), 1)}
         return mm.Pipeline(mm.Mixture(sources, epoch_steps=6), global_batch_size=8)
 
-    for num_steps in (3, 6):  # in mid-epoch, and where an epoch begins
+    for num_steps in (3, 6):  # mid-epoch, and where an epoch begins
         state = stopped_at(mixed(write(tmp_path / "a")), num_steps)
         other = mixed(one_byte_changed(tmp_path / "b"))
         with pytest.raises(mm.StateError, match=r"The bytes \(sha256\) of source web are not"):

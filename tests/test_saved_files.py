@@ -1,6 +1,6 @@
 """Files that 0.2 saved load in this version, and a run goes on exactly where it stopped.
 
-They are as 0.2 wrote them. Do not write them anew: a test that fails means that runs and datasets
+They are as 0.2 wrote them. Do not write them again: a test that fails means that runs and datasets
 of users cannot go on.
 """
 

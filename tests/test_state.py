@@ -84,7 +84,7 @@ def test_shards_with_other_bytes_are_refused_by_name(change, key, subject, step)
     assert f"step {step} does not fit this run: {key} was '" in message
     assert message.endswith(
         f". The {subject} of the shards are not those of the state, though names and sample counts "
-        "are: another conversion, or replaced. Resume on the old shards, or start anew."
+        "are: another conversion, or replaced. Resume on the old shards, or start over."
     )
 
 
@@ -206,17 +206,17 @@ def test_a_malformed_order_of_a_mixture_is_refused():
 
 ADVICE = {
     "version": "Resume with the mmstream that saved it: another version plans another order.",
-    "corpus": "Shards were added, removed or changed: resume on the old ones, or start anew; "
+    "corpus": "Shards were added, removed or changed: resume on the old ones, or start over; "
     'where they were only added at the end, Loader(on_change="finish_epoch") ends this epoch as '
     "it was planned, then changes.",
     "bad": "The list of bad samples has changed: put back the one that this epoch began with "
     "(mmstream.bad.previous.json is the one before the last change); where it began with none, "
     'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes. Either way '
     "the rest of this epoch still shows samples that only the new list names: to show none of "
-    "them, resume from a state of step 0, or start anew.",
+    "them, resume from a state of step 0, or start over.",
     "setting": "Resume with the saved values; they may change where an epoch begins: "
     'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes.',
-    "start": "Resume with the saved values, or start anew.",
+    "start": "Resume with the saved values, or start over.",
     "mixture": "Sources of a mixture have epochs of their own, so what has begun goes on: only "
     "weights that begin later, and sources not drawn from yet, may change.",
     "mixture bad": " Bad lists that came later are for new runs: put back "

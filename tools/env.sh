@@ -1,5 +1,5 @@
 # Sourced by quickstart.sh and test.sh: this project's own virtual environment in .venv, with the
-# versions and hashes of requirements.lock. A second run takes a second: the environment is made anew
+# versions and hashes of requirements.lock. A second run takes a second: the environment is rebuilt
 # only when pyproject.toml or requirements.lock changes.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv="$root/.venv"
@@ -19,7 +19,7 @@ find_python() {
 }
 
 # Say in one line what failed and what to do, and end. The stamp is written last, so that the next
-# call begins anew and never trusts what stands there now.
+# call starts over and never trusts what stands there now.
 give_up() {
     local cure
     case "$(tail -n 200 "$setup_log" 2> /dev/null)" in

@@ -1,4 +1,4 @@
-"""Make the pictures of README.md anew: ``python -m tools.pictures OUT``.
+"""Make the pictures of README.md again: ``python -m tools.pictures OUT``.
 
     docs/assets/resume.png        the losses of `mmstream demo --out OUT`, which ran before
     docs/assets/conversation.png  `mm.show` of a conversation, as a headless Chromium draws it

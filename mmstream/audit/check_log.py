@@ -184,7 +184,8 @@ class _StepCounter:
                 for attempt in range(MAX_ATTEMPTS)
             )
             if ref not in substitutes:
-                return f"row {row}: {self._name(ref)} is no substitute of {self._name(plan[row])}"
+                name, of = self._name(ref), self._name(plan[row])
+                return f"row {row}: {name} is not a substitute of {of}"
         for row, refs in rows.substitutes.items():
             packs = (
                 set(order.substitute_unit(*step, row, attempt).refs)

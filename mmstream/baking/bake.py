@@ -88,7 +88,7 @@ def bake(
     and tensors as ``.npy``, text, numbers and JSON as such, bytes as they are. Keys, shards and
     their order are those of the source. A pipeline with ``decode=mm.Decode.baked()`` over the new
     dataset has the same steps and the same batches. Of a view, the chosen samples alone are baked.
-    The new dataset numbers them anew in their shards.
+    The new dataset renumbers them in their shards.
 
     A sample that the pipeline refuses stays a bad sample, for the same reason. So each row shows
     the same substitute.
@@ -500,7 +500,7 @@ def is_finished(store: Store, settings: dict[str, Any]) -> bool:
             f"{store.url}: holds {content} that was baked otherwise: {escaped(difference, 600)}. "
             f"{advice} another destination, or empty this one"
         )
-    if is_whole and MARKER_NAME in names:  # killed behind its last write
+    if is_whole and MARKER_NAME in names:  # killed after its last write
         _clean_up(store)
     return is_whole
 

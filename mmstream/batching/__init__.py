@@ -1,7 +1,7 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
 collate.py  makes a batch of the samples of a step: a dict of tensors and lists
-flat.py     makes batches without padding, by `Flat` and `Pack`: documents one behind the other
+flat.py     makes batches without padding, by `Flat` and `Pack`: documents one after the other
 valid.py    tells which tokens belong to rows that are not valid, and which are targets; their loss
 split.py    cuts a delivered batch into micro-batches
 sequence.py cuts it along its tokens, for context parallelism

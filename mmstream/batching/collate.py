@@ -488,7 +488,7 @@ def join_rows(values: Sequence[Any]) -> torch.Tensor | None:
 def _in_one_buffer(
     tensors: Sequence[torch.Tensor], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """Return a view of tensors that lie one behind the other in one buffer. None: they do not.
+    """Return a view of tensors that lie one after the other in one buffer. None: they do not.
 
     Decoders write into the rows of one buffer.
     """
@@ -561,7 +561,7 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
         empty: The field without any video, [0, C, H, W]. None: it is a list.
 
     Returns:
-        The field and its companions, as `collate` describes them. None: these are no videos as
+        The field and its companions, as `collate` describes them. None: these are not videos as
         `VideoDecoder` makes them.
 
     Raises:
@@ -617,7 +617,7 @@ def join_audio(
         take_memory: Returns memory, uint8 [num_bytes]. None: new memory.
 
     Returns:
-        The field and its companions, as `collate` describes them. None: these are no recordings as
+        The field and its companions, as `collate` describes them. None: these are not recordings as
         `AudioDecoder` makes them.
     """
     stem = name.removesuffix(FEATURES)
@@ -686,7 +686,7 @@ def _rows(of_rows: Sequence[Sequence[Any]]) -> torch.Tensor:
 def _frames(videos: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
     """Return the frames of all videos as one tensor; videos of several sizes stay a list.
 
-    Decoders write the videos of a batch one behind the other. Then nothing is copied.
+    Decoders write the videos of a batch one after the other. Then nothing is copied.
     """
     if not videos:
         return empty

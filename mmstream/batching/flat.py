@@ -1,8 +1,8 @@
-"""Documents one behind the other, without padding: what models take as packed batches.
+"""Documents one after the other, without padding: what models take as packed batches.
 
 Place in the flow: after decoding, before the loader, in the place of `collate`.
 `Pipeline(batching=)` takes the settings, `Flat`, or `Pack` for rows that are planned. The fields
-that are no tokens are still made by `collate`, with one entry per document.
+that are not tokens are still made by `collate`, with one entry per document.
 
 A document is closed to all others. Its tokens lie at ``cu_seq_lens_q[i]`` to
 ``cu_seq_lens_q[i + 1]`` of the tokens, its positions begin at 0, and its first label is -100.
@@ -55,7 +55,7 @@ _ADVICE = {
 @checked({"positions": _ADVICE["positions"]})
 @dataclass(frozen=True)
 class Flat:
-    """Batches without padding: the documents of a rank one behind the other.
+    """Batches without padding: the documents of a rank one after the other.
 
     A document is one text with its media. Its tokens see those before them in the same document,
     and no others. Each row of the batch is one sample.
@@ -144,7 +144,7 @@ class Pack(Flat):
             )
         if self.layout == "rows" and self.max_tokens % self.pad_to_multiple_of:
             raise ConfigError(
-                f"max_tokens={self.max_tokens} is no multiple of "
+                f"max_tokens={self.max_tokens} is not a multiple of "
                 f"pad_to_multiple_of={self.pad_to_multiple_of}: rows are as long as max_tokens"
             )
 
@@ -292,7 +292,7 @@ def flatten(
     settings: Flat,
     collator: Collator = PLAIN,
 ) -> Batch:
-    """Make a batch of documents that lie one behind the other.
+    """Make a batch of documents that lie one after the other.
 
     A sample whose ``input_ids`` is a list of arrays is several documents, such as a preference
     pair. They are neighbours. Other fields of the sample are repeated for each of them.
@@ -529,7 +529,7 @@ def _positions(
     settings: Flat,
     counted_media: Collection[str],
 ) -> torch.Tensor:
-    """Return positions that begin anew in each document: int64 [1, T], or [4, 1, T] with a rule."""
+    """Return positions that start over in each document: int64 [1, T], or [4, 1, T] with a rule."""
     starts = np.cumsum(layout.lengths) - layout.lengths
     first = starts - settings.first_position
     text = np.arange(int(layout.lengths.sum())) - np.repeat(first, layout.lengths)
@@ -577,7 +577,7 @@ def _other_fields(
     layout: _Layout,
     collator: Collator,
 ) -> Batch:
-    """Return the fields that are no tokens, with one entry per document."""
+    """Return the fields that are not tokens, with one entry per document."""
     decoders = collator.settings
     stems = _stems(decoders)
     left_out = tuple(stem for stem, kind in stems.items() if kind not in decoders.counted_media)

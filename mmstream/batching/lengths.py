@@ -7,7 +7,7 @@ tokenizer. No pixel is decoded.
 `Pipeline.order` calls `find_plan`, or `packs_of_mixture` for the plans of all sources. Without a
 name, ``mm.Pack(8192)`` looks beside the index for the name that `mm.plan` gives: a digest of the
 decoders' settings and the limits. States and replay look for the digest of a plan. Whoever opens a
-plan by a name counts a few of its samples anew. A plan of other lengths is refused.
+plan by a name counts a few of its samples again. A plan of other lengths is refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MAX_LENGTH = 1 << 40
 """No text is cut: a plan must know how long it is."""
 
 CHECKED_AGAIN = 16
-"""Samples that are counted anew where lengths are there already."""
+"""Samples that are counted again where lengths are there already."""
 
 
 class SampleLengths(NamedTuple):
@@ -252,7 +252,7 @@ class LengthCounter:
         chosen: Sequence[int] = (),
         max_tokens: int | None = None,
     ) -> str | None:
-        """Count a few samples anew: the longest, the shortest, and others spread over all.
+        """Count a few samples again: the longest, the shortest, and others spread over all.
 
         Args:
             shard_ends: int64 [num_shards], samples up to the end of each shard.

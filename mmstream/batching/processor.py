@@ -182,7 +182,7 @@ class ProcessorCollate:
         kinds = _kinds_of(self.processor)
         if not kinds and getattr(self.processor, "tokenizer", None) is None:
             raise ConfigError(
-                f"processor_collate: {self.name} is no processor: pass "
+                f"processor_collate: {self.name} is not a processor: pass "
                 "AutoProcessor.from_pretrained(name); for text alone, mm.Decode(text=) needs none"
             )
         object.__setattr__(self, "kinds", kinds)

@@ -265,7 +265,7 @@ class FlatCuts:
 
     Attributes:
         entries: Where fields are cut that have one entry per document without padding.
-        documents: The first document of each micro-batch, and behind the last.
+        documents: The first document of each micro-batch, and after the last.
     """
 
     def __init__(self, batch: Batch, cuts: Sequence[int]) -> None:

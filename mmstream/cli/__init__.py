@@ -110,7 +110,7 @@ COMMANDS = _Commands(
     replay=("replay", "Print the planned samples of a step: epoch, step, row, shard[index]."),
     reshard=(
         "convert",
-        "Write the dataset SOURCE anew to DEST, so that each pack is one range of a shard.",
+        "Rewrite the dataset SOURCE as DEST, so that each pack is one range of a shard.",
     ),
     select=(
         "select",

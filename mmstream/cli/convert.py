@@ -282,14 +282,14 @@ BY_HAND = ("columns", "splits", "honor_robots")
     "rerun_retry_rejects",
     is_flag=True,
     help="Try the rejected rows of a finished conversion again. What becomes a sample goes into "
-    "extra shards behind the last one. The other shards are not touched.",
+    "extra shards after the last one. The other shards are not touched.",
 )
 @click.option(
     "--append",
     "rerun_append",
     is_flag=True,
     help="Add the rows to a finished dataset that was converted with the same options, as shards "
-    "behind the last one. Rows that it has already are rejects.",
+    "after the last one. Rows that it has already are rejects.",
 )
 @click.option(
     "--engine",
@@ -534,7 +534,7 @@ def reshard(
     allow_foreign_urls: bool,
     **options: Any,
 ) -> None:
-    """Write the dataset SOURCE anew to DEST, so that each pack is one range of a shard.
+    """Rewrite the dataset SOURCE as DEST, so that each pack is one range of a shard.
 
     The bytes of samples stay as they are. The lengths and the plan are written too. Samples that
     the plan leaves out are not written. Without --plan, the samples alone are written, side by

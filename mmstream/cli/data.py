@@ -228,8 +228,8 @@ class _DecodeCheck:
         from mmstream.decoding.video.decoder import VideoDecoder
 
         self._image = ImageDecoder()
-        # Everything is decoded, and little of it kept. How long that takes is no fault of a file,
-        # and neither is a length of which a run takes but a span.
+        # Everything is decoded, and little of it kept. How long that takes is not a fault of a
+        # file, and neither is a length of which a run takes but a span.
         self._video = VideoDecoder(
             size=16,
             interpolation="nearest",

@@ -203,7 +203,7 @@ def _show_reads(data: Any, num_rows: int, num_ranks: int, buckets: Buckets | Non
     ranks = (World(rank, num_ranks) for rank in range(num_ranks))
     row_bounds = [*(rows_of_rank(num_rows, rank, "balanced")[0] for rank in ranks), num_rows]
     reads = epoch_reads(data, order, row_bounds)
-    assert reads is not None  # an order has samples, and these rows are no packs
+    assert reads is not None  # an order has samples, and these rows are not packs
     held = size_text(window_bytes(data, order, -(-num_rows // num_ranks)))
     say(
         f"plan: {count_text(order.steps_per_epoch, 'step')} of {count_text(num_rows, 'row')} per "

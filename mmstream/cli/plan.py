@@ -122,7 +122,7 @@ PACK_LIMITS = (
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Plan all shards anew, and measure them anew where lengths have changed. Without it, "
+    help="Plan all shards again, and measure them again where lengths have changed. Without it, "
     "packs of an earlier plan stay, and appended shards form new ones.",
 )
 @click.option(

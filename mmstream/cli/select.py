@@ -149,7 +149,7 @@ def words_of(choice: Mapping[str, Any]) -> list[str]:
     help="Name of the selection.  [default: none; --where finds that of its condition]",
 )
 @bucketing
-@click.option("--overwrite", is_flag=True, help="Choose anew, and replace another --name.")
+@click.option("--overwrite", is_flag=True, help="Recompute, and replace another --name.")
 @allow_foreign_urls
 def select(
     url: str,
@@ -207,7 +207,7 @@ def select(
         condition = load_function(where)
     names = None if columns is None else columns.split(",")
     choice |= {"where": condition, "columns": names, "seed": seed, "by": by}
-    view = chosen(dataset, **choice, world=World(), anew=overwrite)
+    view = chosen(dataset, **choice, world=World(), recompute=overwrite)
     words += ["--seed", str(seed)] if seed else []
     words += [] if by is None else ["--by", by]
     record = store_selection(

@@ -81,7 +81,7 @@ def _digests(dataset: Dataset, refs: Sequence[SampleRef], yes: bool) -> dict[Sam
     require_erasable(dataset, refs)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("--erase asks, and this is no terminal: pass --yes")
+            raise click.UsageError("--erase asks, and this is not a terminal: pass --yes")
         shards = count_text(len({shard for shard, _ in refs}), "shard")
         click.confirm(
             f"{count_text(len(refs), 'sample')} in {shards} of {escaped(dataset.store.url)} will "

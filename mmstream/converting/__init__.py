@@ -15,7 +15,7 @@
     report.py       what the rows became, in numbers; the rows that became no sample
     engines.py      several shards at a time: worker processes, or tasks of Ray; the progress bar
     duplicates.py   what a corpus holds twice, what two corpora share
-    reshard.py      `mm.reshard`: a dataset anew, in the order of its packs
+    reshard.py      `mm.reshard`: rewrites a dataset in the order of its packs
 
 The output depends only on the rows, the media and the options. Every run writes the same bytes,
 with any number of workers, and also after it was killed and started again.

@@ -1,6 +1,6 @@
 """Rows that are added to a finished dataset: ``convert`` with `Rerun.append`.
 
-    rows -> APPEND: which of them the dataset has -> extra shards behind the last one -> manifest
+    rows -> APPEND: which of them the dataset has -> extra shards after the last one -> manifest
 
 A row that the dataset has already becomes a reject. It is known by its key, where the rows are
 samples with keys of their own; else by its id; or by its number, where these very rows were
@@ -13,7 +13,7 @@ export were converted before.
 
 The dataset stays open for readers meanwhile. The new manifest is the only commit. The reports of
 the new shards have a digest of the append: the same command takes over what a killed one left, any
-other one writes these shards anew.
+other one rewrites these shards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_ROWS_PER_SAMPLE = 100
 """Most rows of a shard, times `samples_per_shard`: a worker has the reason of each known one."""
 
 ROWS_AT_ONCE = 1 << 20
-"""Rows that are selected together. A row group of Parquet is begun anew for each selection."""
+"""Rows that are selected together. A row group of Parquet starts again for each selection."""
 
 _IS_THERE = "is in the dataset already, by its {}"
 _TAKEN_DOWN = "was taken down from the dataset ({}), by its {}"

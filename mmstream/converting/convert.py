@@ -117,7 +117,7 @@ class ConvertReport(CorpusReport):
             these keys.
         media: {extension: media files of this type, and their bytes}.
         reject_kinds: Rejected rows by their reason, the most frequent first, with an example each.
-        num_left_out: Those of `num_rejects` that are no fault: blank lines, rows for which a
+        num_left_out: Those of `num_rejects` that are not a fault: blank lines, rows for which a
             function of yours returned None, and those that an append found in the dataset already.
         num_retried: Rejected rows that this call tried again, with `retry_rejects`.
         num_recovered: Those of `num_retried` that became samples.
@@ -177,7 +177,7 @@ _ADVICE = {
 """Settings that are flags of the command line."""
 _ADVICE |= {argument: f"pass mm.{group.__name__}(...)" for argument, group in GROUPS.items()}
 _ADVICE |= {
-    "shard_range": "give the first shard, from 0, and the one behind the last",
+    "shard_range": "give the first shard, from 0, and the one after the last",
     "allow_urls": "give a list of URL prefixes, such as ['s3://bucket/photos/']",
     "max_rejects": "give a fraction from 0.0 to 1.0, or a number of rows",
 }

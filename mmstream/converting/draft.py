@@ -24,7 +24,7 @@ DIALOGUE_KEYS = ("messages", "chosen", "rejected", "completion")
 """The keys of `Draft.content` that hold messages with content parts."""
 
 _IMPLIED_KEYS = frozenset(("id", "media_paths"))
-"""Keys of `Draft.content` that are no reason to write it: paths of the media, and an id of null."""
+"""Keys of `Draft.content` that are not a reason to write it: paths of media, an id of null."""
 
 
 class RowError(MMStreamError):
@@ -117,7 +117,7 @@ def samples_of(
     The fields come in the order media, ``txt``, others, ``json``. A single media file without a
     conversation is stored as ``KEY.jpg``, as WebDataset's users expect. Otherwise media are
     numbered in order of appearance: ``KEY.0.jpg``, ``KEY.1.png``. The frames of a list are
-    numbered behind its name: ``KEY.1.frames.000.jpg``. Where the row says nothing but its text or
+    numbered after its name: ``KEY.1.frames.000.jpg``. Where the row says nothing but its text or
     its media, there is no ``json``.
 
     Args:

@@ -647,7 +647,7 @@ def find_duplicates(
 
     Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole. In
     memory are 32 bytes for each sample and kind, 48 for each image with `near`, and about 250 MB to
-    sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
+    sort them. Samples of the same source row (``captions="each"``) are not duplicates of each
     other. Samples on the bad list are left out, but for those that are there as duplicates. So are
     those that were taken down.
 

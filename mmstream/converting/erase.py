@@ -7,7 +7,7 @@ The list says first which samples are erased, by their places and by digests of 
 names the shards that are not finished. So a call that was killed is repeated from the list alone:
 each of its steps gives the same bytes again.
 
-Every file is written anew and then takes the place of the old one, in a folder as in an object
+Every file is rewritten and then takes the place of the old one, in a folder as in an object
 store. So a reader sees the old shard or the new one, and a run that has mapped a shard goes on with
 the old file. A sample keeps its place: its members have the lengths that they had, and new names.
 ``000017.jpg`` of sample 16 becomes ``erased-16.jpg``, filled with ``0``; a ``json`` becomes ``{}``
@@ -159,7 +159,7 @@ def erase(dataset: Dataset) -> Iterator[ErasedShard]:
     """Overwrite all samples that are to be erased by the list of removed samples.
 
     Yields:
-        The shards that were written anew. All is done when the last one was yielded.
+        The shards that were rewritten. All is done when the last one was yielded.
 
     Raises:
         LockedError: Another process writes there.
@@ -216,7 +216,7 @@ def _by_shard(refs: Sequence[SampleRef]) -> dict[int, list[int]]:
 
 @dataclass
 class _Tar:
-    """A tar that was written anew."""
+    """A tar that was rewritten."""
 
     keys: dict[int, str]
     """The new keys of erased samples, by their indexes."""
@@ -230,7 +230,7 @@ class _Tar:
 
 
 def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
-    """Write a tar anew, with other bytes where samples are erased."""
+    """Rewrite a tar, with other bytes where samples are erased."""
     store, name = dataset.store, dataset.name_of(shard)
     edits, keys = _edits(dataset, shard, indexes)
     offsets, size = dataset.shards.offsets(shard), dataset.manifest.shards[shard].num_bytes
@@ -300,7 +300,7 @@ def _edits(
 def _overwritten(member: Member, key: str, address: str) -> tuple[_Edit, _Edit]:
     """Return what takes the place of a member: a file of its length with another key."""
     split, size = split_member(member), 0 if member.link is not None else member.size
-    # What is no file of a sample stays none: readers leave out what begins so.
+    # What is not a file of a sample stays none: readers leave out what begins so.
     name = f"._{key}" if split is None else key + member.name[len(split[0]) :]
     head, stop = _header(name, size, member.data_offset - member.offset), member.data_offset + size
     if not head:
@@ -336,7 +336,7 @@ def _header(name: str, size: int, num_bytes: int) -> bytes:
 
 
 def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar) -> None:
-    """Write the checksums, the sidecar and the report of a shard anew."""
+    """Rewrite the checksums, the sidecar and the report of a shard."""
     store, name = dataset.index_store, dataset.name_of(shard)
     columns = dataset.shards.indexes.columns(shard)
     index, checksums = encode_index(columns.offsets()), columns.checksums
@@ -355,7 +355,7 @@ def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar) -> None:
 def _rewrite_sidecar(
     store: Store, shard: str, keys: Mapping[int, str], rejects: Collection[int] = ()
 ) -> None:
-    """Write a sidecar anew, as `empty_rows` returns it, and what the shard's report says of it."""
+    """Rewrite a sidecar, as `empty_rows` returns it, and what the shard's report says of it."""
     sidecar = empty_rows(store, shard, keys, rejects)
     if sidecar is None:
         return
@@ -429,7 +429,7 @@ _EMPTY_REJECT = msgspec.json.encode(_NO_REJECT)
 def _leave_out(
     store: Store, name: str, is_erased: Callable[[dict[str, Any]], bool], *, are_kept: bool
 ) -> None:
-    """Write a file of JSON lines anew without those of erased samples, if it has some.
+    """Rewrite a file of JSON lines without those of erased samples, if it has some.
 
     Args:
         store: Holds the file.
@@ -458,7 +458,7 @@ def _values(store: Store, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _rewrite_manifest(store: Store, manifest: Manifest, tars: Mapping[str, _Tar]) -> None:
-    """Write the parts of the index anew that have other checksums now, and the manifest."""
+    """Rewrite the parts of the index that have other checksums now, and the manifest."""
     parts = [_rewrite_part(store, manifest, part, tars) for part in manifest.index_parts]
     names = {info.name for info in manifest.shards}
     erased = manifest.erased | {name: tar.after for name, tar in tars.items() if name in names}
@@ -472,7 +472,7 @@ def _rewrite_manifest(store: Store, manifest: Manifest, tars: Mapping[str, _Tar]
 def _rewrite_part(
     store: Store, manifest: Manifest, part: IndexPart, tars: Mapping[str, _Tar]
 ) -> IndexPart:
-    """Write a part of the index anew if it has checksums of these tars. Return which one counts."""
+    """Rewrite a part of the index that has checksums of these tars. Return which one counts."""
     infos, shards = manifest.shards, range(part.first_shard, part.last_shard + 1)
     if manifest.checksums is None or not any(infos[shard].name in tars for shard in shards):
         return part

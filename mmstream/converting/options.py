@@ -159,9 +159,9 @@ class Rerun:
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
         retry_rejects: Try the rejected rows of a finished conversion again. What becomes a sample
-            goes into extra shards behind the last one. The other shards are not touched.
+            goes into extra shards after the last one. The other shards are not touched.
         append: Add the rows to a finished dataset that was converted with the same options, as
-            shards behind the last one. Rows that it has already are rejects.
+            shards after the last one. Rows that it has already are rejects.
 
     Raises:
         ConfigError: More than one of `retry_rejects`, `append` and `overwrite`.
@@ -296,7 +296,7 @@ class MediaOptions:
         return DEFAULT_QUALITY if self.image_quality is None else self.image_quality
 
     def plan(self) -> dict[str, Any]:
-        """Return what the plan saves: changed settings, and the libraries that write media anew.
+        """Return what the plan saves: changed settings, and the libraries that re-encode media.
 
         Other versions of them may give other bytes. So a conversion goes on with the same ones.
         """

@@ -161,7 +161,7 @@ _MAY_LIE_HERE = re.compile(
 
 
 _RESULTS = ("num_rejects", RETRIED_SHARDS, APPENDED)
-"""Keys of a manifest's ``source`` that are no part of the plan."""
+"""Keys of a manifest's ``source`` that are not part of the plan."""
 
 _OF_ROWS = ("rows", "rows_sha256", "rows_total", "num_rows", "limit", "encoding")
 """Keys of a plan that say which rows there are. Those of an append are others."""
@@ -218,7 +218,7 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
 
     Raises:
         ConfigError: It holds another conversion, or files that no conversion wrote.
-        ManifestError: Its manifest or marker is damaged, or is no file.
+        ManifestError: Its manifest or marker is damaged, or is not a file.
     """
     require_files(store)
     names = store.list()
@@ -603,7 +603,7 @@ class Work:
 
     rerun: Rerun = field(default_factory=Rerun)
     shard_range: tuple[int, int] | None = None
-    """First shard and the one behind the last, counted over all splits. None: all shards."""
+    """First shard and the one after the last, counted over all splits. None: all shards."""
 
     def __post_init__(self) -> None:
         if self.shard_range is None:
@@ -620,7 +620,7 @@ class Work:
             (
                 self.shard_range[0] >= self.shard_range[1],
                 f"shard_range={self.shard_range}: must be the first shard, from 0, and the one "
-                "behind the last",
+                "after the last",
             ),
             (
                 self.rerun.overwrite,
@@ -725,7 +725,7 @@ def locked_outputs(
     """Plan and lock every dataset. Of several ranks of one job, one writes and the others wait.
 
     Raises:
-        LockedError: another process writes there, and this one is no rank of several.
+        LockedError: another process writes there, and this one is not a rank of several.
         ConfigError: a destination holds something else.
     """
     rows_of_splits = select(source, options, root)

@@ -17,7 +17,7 @@ Rows that share media stay in one split: `Splitting(by_media=True)`.
 Two rows belong together if they name the same medium, or if a chain of other rows connects them. No
 media file is opened. So two names of equal bytes are two media here.
 
-Rejected rows that are tried again: extra shards behind the last one.
+Rejected rows that are tried again: extra shards after the last one.
 
     a finished dataset -> rows of its rejects -> RETRY -> jobs -> engines -> destination
 
@@ -26,7 +26,7 @@ round: the rows that the round before rejected, in their order, cut into shards 
 manifest's ``retried_shards`` gives the number of shards of each retry. Nothing else is stored: the
 rejects of a round's shards (``reports/``) never change, so they name the rows of the next round.
 
-Rows of other files may be appended later (see `append.py`). Their shards come behind all of these.
+Rows of other files may be appended later (see `append.py`). Their shards come after all of these.
 
 Example: 10 rows in shards of 4 are shards 0 to 2. Rows 1, 5 and 8 were rejected. The first retry
 writes shard 3 with these rows. If row 5 is rejected again, the second retry writes it to shard 4.
@@ -186,7 +186,7 @@ NAME_BYTES = 16
 """Bytes of the hash of a medium, or of what else a row is known by."""
 
 ROWS_AT_ONCE = 1 << 20
-"""Rows that are selected together. A row group of Parquet is begun anew for each selection."""
+"""Rows that are selected together. A row group of Parquet starts again for each selection."""
 
 NUM_DEVIATIONS = 3
 """Standard deviations of a split of single rows. Groups move where a split is further off."""

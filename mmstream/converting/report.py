@@ -82,8 +82,8 @@ class CorpusReport:
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, whatever names and numbers it quotes."""
     num_left_out: int = 0
-    """Rejects that are no fault: blank lines, rows that the caller's function left out, and those
-    that an append found in the dataset already."""
+    """Rejects that are not a fault: blank lines, rows that the caller's function left out, and
+    those that an append found in the dataset already."""
 
 
 class RowCounter:
@@ -220,7 +220,7 @@ class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str = ""
     """Key that its sample would have. It names the row among those of all files."""
     left_out: bool = False
-    """It is no fault: a blank line, a row that the caller's function left out, or one that the
+    """It is not a fault: a blank line, a row that the caller's function left out, or one that the
     dataset has already."""
 
 

@@ -1,10 +1,10 @@
-"""Write a dataset anew in the order of its packs or buckets, so that reads are long ranges.
+"""Rewrite a dataset in the order of its packs or buckets, so that reads are long ranges.
 
-    dataset + measure + plan -> shuffle -> plan anew -> RESHARD -> shards, index, measure, plan
+    dataset + measure + plan -> shuffle -> replan -> RESHARD -> shards, index, measure, plan
     dataset + buckets -> shuffle in each bucket      -> RESHARD -> shards of one bucket each, index
 
 The bytes of samples stay as they are: a sample is copied with its headers and padding. Only those
-of a union of folders get other keys, so their headers are written anew. A shard is committed by its
+of a union of folders get other keys, so their headers are rewritten. A shard is committed by its
 report, as in a conversion, so a call that was killed goes on where it was.
 """
 
@@ -74,7 +74,7 @@ BATCH_BYTES = 64 << 20
 """Bytes of samples that a process reads at once, side by side, and holds."""
 
 ALL_PACKS = 1 << 40
-"""Packs that are packed anew together: all of a group, as distance costs nothing here."""
+"""Packs that are packed again together: all of a group, as distance costs nothing here."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def reshard(
     num_workers: NonNegativeInt = 1,
     progress: bool = True,
 ) -> Any:
-    """Write a dataset anew in the order of packs, so that each pack is one range of bytes.
+    """Rewrite a dataset in the order of packs, so that each pack is one range of bytes.
 
     Samples are shuffled first and then packed by the settings of the plan. So neighbouring packs
     are not alike, and packs are a little fuller than those of `plan`. Samples that the plan
@@ -420,7 +420,7 @@ def _bytes_alone(sample: Sample, data: bytes) -> bytes:
 
 
 def _written(sample: Sample) -> bytes:
-    """Return the members of a sample, written anew."""
+    """Return the members of a sample, rewritten."""
     file = io.BytesIO()
     fields = {name: value for name, value in sample.items() if name[:2] != "__"}
     TarWriter(file).add(sample["__key__"], fields)

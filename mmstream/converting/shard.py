@@ -441,7 +441,7 @@ def write_indexes(
     Args:
         store: Holds the tar.
         shard: Its name.
-        offsets: Of its samples, and behind the last one.
+        offsets: Of its samples, and after the last one.
         checksums: Of its samples.
     """
     index = encode_index(offsets)

@@ -88,7 +88,7 @@ MAX_HELD_BYTES = 32 << 20
 COPIED_BYTES = 1 << 20
 
 MAX_SCALAR_CHARACTERS = 256
-"""Longer texts of a ``json`` are no column."""
+"""Longer texts of a ``json`` are not a column."""
 
 FACTS = {
     "width": pa.int32(),
@@ -595,7 +595,7 @@ _TEXTS = ("captions", "caption", "text")
 def content_hash(data: bytes | bytearray | memoryview) -> bytes:
     """Return 16 bytes that tell contents apart: xxh3 of 128 bits.
 
-    Two different contents have the same hash with a chance of 2^-128. It is no protection against
+    Two different contents have the same hash with a chance of 2^-128. It is not protection against
     somebody who makes such contents on purpose.
     """
     return xxh3_128_digest(data)

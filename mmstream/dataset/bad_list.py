@@ -136,7 +136,7 @@ def read_bad(
         if name not in shards:
             if is_subset:
                 continue
-            raise ManifestError(f"{url}: {escaped(name)} is no shard of this dataset; {_CURE}")
+            raise ManifestError(f"{url}: {escaped(name)} is not a shard of this dataset; {_CURE}")
         count = manifest.shards[shards[name]].num_samples
         num_bad += count if indexes == "all" else len(indexes)
         if num_bad > MAX_BAD:

@@ -26,7 +26,7 @@ def bucket_selections(
     *,
     world: World | None = None,
     progress: bool = True,
-    anew: bool = False,
+    recompute: bool = False,
 ) -> list[Selection]:
     """Return the samples of each bucket of a dataset or view.
 
@@ -35,7 +35,7 @@ def bucket_selections(
         buckets: Their column and edges.
         world: As `Dataset.where`.
         progress: Show a progress bar (on a terminal only).
-        anew: Whatever is stored.
+        recompute: Ignore stored selections.
 
     Raises:
         ConfigError: There is no such column, it does not compare with the edges, or there are
@@ -55,7 +55,7 @@ def bucket_selections(
         options=("--buckets", buckets.column, "--edges", ",".join(edges)),
         world=world,
         progress=progress,
-        anew=anew,
+        recompute=recompute,
     )
 
 
@@ -66,7 +66,7 @@ def store_buckets(dataset: Any, buckets: Buckets, *, overwrite: bool) -> list[in
         ConfigError, ShardError, StorageError: As `bucket_selections`.
         LockedError: Another process writes there.
     """
-    selections = bucket_selections(dataset, buckets, world=World(), anew=overwrite)
+    selections = bucket_selections(dataset, buckets, world=World(), recompute=overwrite)
     for condition, selection in zip(buckets.conditions, selections, strict=True):
         view = dataset.with_selection(selection)
         store_selection(

@@ -306,7 +306,7 @@ def _contents(table: pa.Table, shard: str) -> list[dict[str, Any]]:
 def _column(
     table: pa.Table, first_media: Callable[[], pa.StructArray], name: str
 ) -> pa.Array | pa.ChunkedArray:
-    """Return a column that is no key of the ``json``."""
+    """Return a column that is not a key of the ``json``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -340,7 +340,7 @@ def _typed(values: list[Any], name: str) -> pa.Array:
         kinds = " and ".join(f"{kind} in {number:,}" for kind, number in counts.most_common())
         raise ConfigError(
             f"{name} is {kinds} of {len(values):,} samples; columns have one type: convert the "
-            "rows anew with one, or choose by a function"
+            "rows again with one, or choose by a function"
         )
     if float in types:
         values = [value if value is None else float(value) for value in values]

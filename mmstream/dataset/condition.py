@@ -280,7 +280,7 @@ def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
     truth = _computed(node, values)
     if truth.type not in (pa.bool_(), pa.null()):
-        raise ConfigError(f"where: {_described(node, truth)} is no condition; {_HELP}")
+        raise ConfigError(f"where: {_described(node, truth)} is not a condition; {_HELP}")
     return pc.cast(truth, pa.bool_())
 
 
@@ -340,7 +340,7 @@ def _calculated(node: ast.UnaryOp | ast.BinOp, values: Mapping[str, Any]) -> Any
     numbers = [_computed(part, values) for part in parts]
     for part, number in zip(parts, numbers, strict=True):
         if number.type not in (pa.int64(), pa.float64(), pa.null()):
-            raise ConfigError(f"where: {_described(part, number)} is no number; {_HELP}")
+            raise ConfigError(f"where: {_described(part, number)} is not a number; {_HELP}")
     if isinstance(node, ast.UnaryOp) and isinstance(numbers[0], pa.Scalar):
         return pc.negate(numbers[0])  # of a number that is written here
     left, right = (pc.cast(of, pa.float64(), safe=False) for of in [pa.scalar(0), *numbers][-2:])

@@ -414,8 +414,8 @@ class Dataset(Sequence[Sample]):
             progress: Show a progress bar (on a terminal only).
 
         Raises:
-            ConfigError: It is no condition, a column does not exist, no sample fulfils it, or there
-                are several ranks.
+            ConfigError: It is not a condition, a column does not exist, no sample fulfils it, or
+                there are several ranks.
             ManifestError: What is stored of it is damaged.
             ShardError, StorageError: Columns cannot be read.
 
@@ -440,7 +440,7 @@ class Dataset(Sequence[Sample]):
     ) -> Any:
         """Return what each clause of a condition leaves. It prints as a table.
 
-        Arguments and errors are those of `where`; a condition that no sample fulfils is no error.
+        Arguments and errors are those of `where`, but no sample need fulfil the condition.
 
         Returns:
             ``clauses``, the operands of the outermost ``and``, and ``together``, the whole
@@ -454,7 +454,7 @@ class Dataset(Sequence[Sample]):
     def select(self, name: str) -> Dataset:
         """Return a view of the samples that ``mmstream select --name`` has stored under a name.
 
-        They are not chosen anew: their bits are mapped. A remote file is copied once to each
+        They are not chosen again: their bits are mapped. A remote file is copied once to each
         machine.
 
         Raises:

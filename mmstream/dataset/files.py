@@ -22,10 +22,10 @@ from mmstream.storage import Store
 
 
 def require_files(store: Store) -> None:
-    """Refuse a folder where a manifest, a marker, or a list of samples is there but is no file.
+    """Refuse a folder where a manifest, a marker, or a list of samples is there but is not a file.
 
-    `Store.list` leaves out what is no file. The dataset would open as if there were no manifest, or
-    no bad samples. Only a name that is not there at all counts as missing.
+    `Store.list` leaves out what is not a file. The dataset would open as if there were no manifest,
+    or no bad samples. Only a name that is not there at all counts as missing.
 
     Args:
         store: Root of the dataset. An object store holds nothing but objects, and is not asked.
@@ -53,7 +53,7 @@ def read_json(store: Store, name: str) -> dict[str, Any]:
     """Return the object that a file holds.
 
     Raises:
-        ManifestError: It is no JSON, or no object.
+        ManifestError: It is not JSON, or no object.
     """
     try:
         return msgspec.json.decode(store.read(name), type=dict[str, Any])
@@ -65,14 +65,14 @@ def json_lines(value: object) -> bytes:
     """Return a value as JSON for people: a line for each entry.
 
     Raises:
-        ConfigError: A text in it is no UTF-8, such as the name of a file from an old disk.
+        ConfigError: A text in it is not UTF-8, such as the name of a file from an old disk.
     """
     try:
         return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"a name that is no UTF-8 cannot be written down: {escaped(error.object)}; rename that "
-            "file or folder, or name a link to it"
+            f"a name that is not UTF-8 cannot be written down: {escaped(error.object)}; rename "
+            "that file or folder, or name a link to it"
         ) from None
 
 

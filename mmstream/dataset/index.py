@@ -19,7 +19,7 @@ damaged column, a damaged index and a column of another index are noticed.
 Example: a shard of 500 samples has 501 numbers, 2,004 bytes.
 
 CRC-32C finds every flip of up to three bits in a sample of less than 256 MB, and all but one of 4
-* 10^9 other changes. It is no protection against somebody who changes tar and column together.
+* 10^9 other changes. It is not protection against somebody who changes tar and column together.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def decode_index(data: bytes, name: str) -> IntArray:
         ShardError: The bytes are not an index.
     """
     if len(data) % 8 or not data:
-        raise ShardError(f"{name}: {len(data)} bytes are no index; {_CURE}")
+        raise ShardError(f"{name}: {len(data)} bytes are not an index; {_CURE}")
     offsets = np.frombuffer(data, dtype="<u8").astype(np.int64)
     if offsets.min() < 0 or np.any(np.diff(offsets) <= 0) or np.any(offsets % BLOCK):
         raise ShardError(f"{name}: offsets are not ascending blocks; {_CURE}")
@@ -194,7 +194,7 @@ def walk_tar(store: Store, name: str, size: int | None = None) -> Iterator[Membe
 
     def warn_of_junk(offset: int) -> None:
         logger.warning(
-            "%s: what follows byte %d, behind the end of the tar, is left out: it is no tar",
+            "%s: what follows byte %d, after the end of the tar, is left out: it is not a tar",
             *(escaped(name), offset),
         )
 
@@ -289,7 +289,7 @@ def read_checksums(store: Store, shard: str, index: bytes) -> Checksums:
     Raises:
         FileNotFoundError: There is no such file.
         ShardError: The file is damaged, the index is, or they belong to different tars.
-        StorageError: The storage failed after retries, or there is something that is no file.
+        StorageError: The storage failed after retries, or there is something that is not a file.
     """
     name, size = checksums_name(shard), len(index) // 8 * 4
     data = store.read_range(name, 0, size) if store.size(name) == size else b""

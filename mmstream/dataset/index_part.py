@@ -221,7 +221,7 @@ def decode_columns(data: bytes | memoryview, row: Any, name: str) -> ShardColumn
         name: Of the shard, for messages.
 
     Raises:
-        ShardError: The bytes are damaged, or are no columns.
+        ShardError: The bytes are damaged, or are not columns.
     """
     if len(data) != columns_size(row) or crc32c(data, 0, 0) != int(row["columns_crc32c"]):
         raise ShardError(f"{name}: its part of the index is damaged")

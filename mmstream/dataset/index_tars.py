@@ -94,7 +94,7 @@ def index_tars(
     Raises:
         ConfigError: There are no tars, a conversion has not finished there, or another process
             writes where this call would.
-        ManifestError: A manifest, a bad list or a marker is there, but is no file.
+        ManifestError: A manifest, a bad list or a marker is there, but is not a file.
         ShardError: A tar cannot be indexed; the message names it. Indexes that are built already
             stay.
         FileNotFoundError: A tar vanished meanwhile.

@@ -168,7 +168,7 @@ class Mixture:
         """The corpus of each source, from which the order is made.
 
         A source goes on over the epochs of the mixture, and has no point at which it could be
-        planned anew. So what was taken down is planned, and other samples take its rows.
+        planned again. So what was taken down is planned, and other samples take its rows.
         """
         return {name: dataset.corpus.before_takedowns for name, dataset in self.datasets.items()}
 
@@ -359,7 +359,7 @@ def _object_of_unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(text: str) -> float:
     """Refuse NaN and Infinity, which Python accepts in JSON."""
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _convert(kind: Any, value: Any, url: str, *keys: str) -> Any:

@@ -93,11 +93,11 @@ def open_dataset(
         milliseconds per thousand samples. ``mmstream index`` does it once and for all.
 
     Raises:
-        ConfigError: `source` is no name. Or the list is empty, names a tar twice, mixes local and
-            remote tars, or tars and folders. Or folders of a list cannot be one dataset. Or a
-            `storage_kind` for what is no folder.
+        ConfigError: `source` is not a name. Or the list is empty, names a tar twice, mixes local
+            and remote tars, or tars and folders. Or folders of a list cannot be one dataset. Or a
+            `storage_kind` for what is not a folder.
         ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
-            list, one that is no file, a manifest that leads elsewhere, or remote tars without an
+            list, one that is not a file, a manifest that leads elsewhere, or remote tars without an
             index.
         FileNotFoundError: No such tar.
         StorageError: The storage failed.
@@ -144,7 +144,7 @@ def _is_folder(name: str) -> bool:
 
 
 def _is_tar(name: str) -> bool:
-    """Tell whether a name of a list, which is no folder, is a tar: it is called so, or exists."""
+    """Tell whether a name of a list that is not a folder is a tar: it is called so, or exists."""
     if re.search(r"\.(tar|tgz)\b", posixpath.basename(name.lower())):
         return True
     return not is_remote(name) and Path(local_path(name)).exists()
@@ -260,7 +260,7 @@ def _store_to_read(store: Store, storage_kind: StorageKind | None) -> Store:
     """Return a store as its samples are read: a shared file system in another way than a disk.
 
     Raises:
-        ConfigError: A kind for what is no folder, or one that does not exist.
+        ConfigError: A kind for what is not a folder, or one that does not exist.
     """
     if not isinstance(store, LocalStore):
         if storage_kind is not None:
@@ -320,8 +320,8 @@ def _why_no_dataset(store: Store) -> str:
         )
     if Path(folder).is_file():
         return (
-            "a file that is no tar; `mmstream convert` makes shards of rows; of a dataset name the "
-            "folder, and open a mixture's file with mm.Mixture.open"
+            "a file that is not a tar; `mmstream convert` makes shards of rows; of a dataset name "
+            "the folder, and open a mixture's file with mm.Mixture.open"
         )
     return "no such folder"
 

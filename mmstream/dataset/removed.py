@@ -137,7 +137,7 @@ def located(
             wrong = next((index for index in indexes if not 0 <= index < count), None)
             if name not in places or wrong is not None:
                 raise ManifestError(
-                    f"{url}: {where(name, wrong or 0)} is no sample of this dataset; {_CURE}"
+                    f"{url}: {where(name, wrong or 0)} is not a sample of this dataset; {_CURE}"
                 )
             refs.append(np.stack([np.full(len(indexes), places[name]), indexes], axis=1))
         result.append(Takedown(takedown.reason, np.unique(np.concatenate(refs), axis=0)))

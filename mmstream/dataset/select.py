@@ -111,7 +111,7 @@ def rule_of(condition: str | Function, columns: Sequence[str] | None = None) -> 
     """Return the rule of a condition or function.
 
     Raises:
-        ConfigError: The text is no condition, or a function comes without columns.
+        ConfigError: The text is not a condition, or a function comes without columns.
     """
     if isinstance(condition, str):
         if columns is not None:
@@ -182,7 +182,7 @@ def each_of(
     options: Sequence[str],
     world: World | None,
     progress: bool,
-    anew: bool,
+    recompute: bool,
 ) -> list[Selection]:
     """Return the samples of each of some rules over the same columns, which are read once.
 
@@ -195,13 +195,13 @@ def each_of(
         options: Of `mmstream select`, which stores them.
         world: As `Dataset.where`.
         progress: Show a progress bar (on a terminal only).
-        anew: Whatever is stored.
+        recompute: Ignore stored selections.
 
     Raises:
         ConfigError, ManifestError, ShardError, StorageError: As `Dataset.where`.
     """
     with suppress(FileNotFoundError):
-        if not anew:
+        if not recompute:
             return [_stored(dataset, partial(_where_name, text=rule.text)) for rule in rules]
     _refuse_ranks(what, dataset, options, world)
     numbers = np.concatenate(
@@ -512,7 +512,7 @@ def chosen(
     seed: int = 0,
     by: str | None = None,
     world: World | None = None,
-    anew: bool = False,
+    recompute: bool = False,
 ) -> Any:
     """Return the view that the options of a command choose, one after the other in this order.
 
@@ -538,7 +538,7 @@ def chosen(
         options = ("--keys-file", keys_file, "--name", "NAME")
         _refuse_ranks(f"keys_file={keys_file!r}", data, options, world)
         data = left("keys_file", having_keys(data, keys_file)[0])
-    if where is not None and anew:  # whatever is stored
+    if where is not None and recompute:  # whatever is stored
         rule = rule_of(where, columns)
         data = data.with_selection(evaluated(data, rule, progress=True)[0])
     elif where is not None:

@@ -190,7 +190,7 @@ class PartReader:
 
 
 MAX_INDEX_READS = 8
-"""Reads of an index that is no index, or does not fit its checksums: storage may be at fault."""
+"""Reads of an index that is damaged or does not fit its checksums: storage may be at fault."""
 
 MAX_KEPT_BYTES = 64 << 20
 """Bytes of columns that are kept: 2,000 shards of 5,000 samples with checksums."""
@@ -306,7 +306,7 @@ class ShardIndexes:
     ) -> ShardColumns:
         """Return the columns of a shard as the files beside its tar say; errors as `columns`.
 
-        Bytes that are no index are read again: storage may be at fault.
+        Bytes that are not an index are read again: storage may be at fault.
         """
         info = self.manifest.shards[shard]
         if self.built is not None and info.name in self.built:

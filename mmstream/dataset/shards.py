@@ -258,7 +258,7 @@ class ShardReader:
         """Return the sample in a byte range of a shard; `is_viewed` as for `parse_sample`.
 
         Raises:
-            SampleError: the bytes are no sample; names its address.
+            SampleError: the bytes are not a sample; names its address.
         """
         linked = partial(self.linked, shard, index)
         make = partial(parse_sample, data, is_viewed=is_viewed, linked=linked)
@@ -274,7 +274,7 @@ class ShardReader:
         """Return the sample that some files of a shard make; arguments as those of `sample_of`.
 
         Raises:
-            SampleError: the files are no sample; names its address.
+            SampleError: the files are not a sample; names its address.
         """
         return self._made(partial(sample_of, files, value_of=value_of), shard, index)
 

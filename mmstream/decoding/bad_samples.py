@@ -351,7 +351,7 @@ def _exceeded_limit(stats: Stats, policy: BadSamplePolicy) -> str | None:
         return f"max_fraction={policy.max_fraction}"
     if is_judged and stats.bad[TOO_LONG] > policy.max_length_error_fraction * stats.num_samples:
         return (
-            f"max_length_error_fraction={policy.max_length_error_fraction}: measure and plan anew"
+            f"max_length_error_fraction={policy.max_length_error_fraction}: measure and plan again"
         )
     return None
 
@@ -397,7 +397,7 @@ def append_records(path: Path, records: Sequence[BadSample]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    # ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
+    # ASCII: keys of foreign tars may hold bytes that are not text and have no UTF-8 form.
     lines = ""
     for record in records:
         line = asdict(record)
@@ -411,7 +411,7 @@ def append_records(path: Path, records: Sequence[BadSample]) -> None:
 
 
 def _remove_cut_line(file: BinaryIO) -> None:
-    """Truncate a file behind its last line end; it is at its end afterwards."""
+    """Truncate a file after its last line end; it is at its end afterwards."""
     end = file.seek(0, os.SEEK_END)
     if not end:
         return
@@ -448,8 +448,8 @@ def quarantined_refs(
             address = where(record.shard, record.index)
             if shard < 0 or not 0 <= record.index < dataset.counts[shard]:
                 raise ConfigError(
-                    f"{path}:{line_number}: {address} is no sample of {dataset!r} (for a run on a "
-                    "mixture say which source this is)"
+                    f"{path}:{line_number}: {address} is not a sample of {dataset!r} (for a run on "
+                    "a mixture say which source this is)"
                 )
             stamp = shard_stamp(dataset.manifest.shards[shard])
             if record.stamp is not None and not stamps_agree(record.stamp, stamp):

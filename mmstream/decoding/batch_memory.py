@@ -97,7 +97,7 @@ class BatchMemory:
         shared: whether blocks can be sent to another process.
 
     Attributes:
-        spare_bytes: bytes that the other tensors of a batch need behind its images, as far as is
+        spare_bytes: bytes that the other tensors of a batch need after its images, as far as is
             known.
     """
 
@@ -118,7 +118,7 @@ class BatchMemory:
         return [block.number for block in self._blocks]
 
     def take(self, num_bytes: int, spare_bytes: int = 0) -> torch.Tensor:
-        """Return uninitialised memory, uint8 [num_bytes], with `spare_bytes` behind it."""
+        """Return uninitialised memory, uint8 [num_bytes], with `spare_bytes` after it."""
         wanted = num_bytes + spare_bytes
         free = [block for block in self._blocks if block.is_free]
         fitting = [block for block in free if wanted <= block.num_bytes <= 2 * wanted + ROUND_BYTES]
@@ -136,10 +136,10 @@ class BatchMemory:
         return block.lease()[:num_bytes]
 
     def take_groups(self, groups: Sequence[Sequence[tuple[int, ...]]]) -> list[list[torch.Tensor]]:
-        """Return memory for tensors of bytes in one block, with `spare_bytes` behind it.
+        """Return memory for tensors of bytes in one block, with `spare_bytes` after it.
 
         Args:
-            groups: shapes. The tensors of a group lie one behind the other, and each group begins
+            groups: shapes. The tensors of a group lie one after the other, and each group begins
                 at a multiple of `ALIGN_BYTES`.
         """
         if not groups:
@@ -179,7 +179,7 @@ class AttachedBlock:
 
 
 def _cut(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Cut bytes into tensors that lie one behind the other."""
+    """Cut bytes into tensors that lie one after the other."""
     starts = [0, *accumulate(map(math.prod, shapes))]
     return [
         block[start : start + math.prod(shape)].view(shape)

@@ -123,7 +123,7 @@ class Decode:
 
     A name means the field of exactly this name: "jpg" is not "0.jpg" and not "mask.jpg". With
     "jpg;png", the first one that a sample has is taken, and the result is called "jpg". A sample
-    that lacks a field is bad. A value that is no bytes any more, because a function of
+    that lacks a field is bad. A value that is not bytes any more, because a function of
     ``Pipeline(before=)`` has made it, stays as it is. Fields that are not named stay bytes.
 
     Attributes:
@@ -144,7 +144,7 @@ class Decode:
             a sample is not compared with its checksum. None: all files are read whole.
 
     Raises:
-        ConfigError: Something is no decoder, or does not go together. The message says what to
+        ConfigError: Something is not a decoder, or does not go together. The message says what to
             write. Extensions that need pickle have no built-in decoder.
 
     Examples:
@@ -527,8 +527,8 @@ def _check_times(table: FieldTable) -> None:
         if times.leader not in fields:
             names = ", ".join(map(repr, fields)) or "none"
             raise ConfigError(
-                f"Decode: {times.name!r} follows={escaped(repr(times.leader))}, which is no video "
-                f"or recording of this Decode: it has {names}"
+                f"Decode: {times.name!r} follows={escaped(repr(times.leader))}, which is not a "
+                f"video or recording of this Decode: it has {names}"
             )
 
 
@@ -757,8 +757,8 @@ def _checked_names(key: object) -> tuple[str, ...]:
             names = ()
     if not names:
         raise ConfigError(
-            f"Decode: {escaped(repr(key))} is no name of a field: write it as the sample does, in "
-            'lower case and without a dot before it: "jpg", "mask.png", or "jpg;png" for either'
+            f"Decode: {escaped(repr(key))} is not a name of a field: write it as the sample does, "
+            'in lower case and without a dot before it: "jpg", "mask.png", or "jpg;png" for either'
         )
     return names
 
@@ -782,8 +782,8 @@ def _leaders(
             if name not in decoders and name not in coordinates:
                 names = ", ".join(map(repr, [*decoders, *coordinates])) or "none"
                 raise ConfigError(
-                    f"same_geometry: {name!r} is no picture, boxes or points of this Decode, which "
-                    f"has {names}"
+                    f"same_geometry: {name!r} is not a picture, boxes or points of this Decode, "
+                    f"which has {names}"
                 )
             if name in grouped:
                 raise ConfigError(f"same_geometry: {name!r} is named twice")

@@ -65,7 +65,7 @@ class FieldResult(NamedTuple):
     """What the results take the place of."""
     fields: dict[str, Any]
     geometry: Plan | None = None
-    """How the one picture was resized, cropped and flipped. None: it is no single picture."""
+    """How the one picture was resized, cropped and flipped. None: it is not a single picture."""
     spans: tuple[Span, ...] = ()
     """What was taken of each file, in seconds."""
     recordings: Mapping[str, Any] | None = None

@@ -366,7 +366,7 @@ class Times:
             points, float64 [N], and whether each is visible, bool [N].
 
         Raises:
-            DecodeError: There are no such times, or one is no finite number, or an interval ends
+            DecodeError: There are no such times, or one is not a finite number, or an interval ends
                 before it begins.
         """
         source = self.source
@@ -444,7 +444,7 @@ def _pair(item: Any) -> list[Any]:
 
 
 def _check_seconds(seconds: Any, item: Any) -> None:
-    """Refuse what is no time: strings, bools, NaN, and integers beyond floats."""
+    """Refuse what is not a time: strings, bools, NaN, and integers beyond floats."""
     is_number = isinstance(seconds, int | float) and type(seconds) is not bool
     if not (is_number and abs(seconds) < _MAX_SECONDS and math.isfinite(seconds)):
         raise DecodeError(f"no number of seconds in {escaped(repr(item), 80)}")

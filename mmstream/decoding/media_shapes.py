@@ -143,7 +143,7 @@ def row_span(row: Mapping[str, Any] | None) -> Span | None:
     """Return the span that a row states by ``start_s`` and ``end_s``. None: it states none.
 
     Raises:
-        DecodeError: They are no span of time.
+        DecodeError: They are not a span of time.
     """
     start, end = (None, None) if row is None else (row.get("start_s"), row.get("end_s"))
     if start is None and end is None:
@@ -174,7 +174,7 @@ def row_of_span(span: Span | None, setting: object) -> dict[str, float] | None:
 
 
 def _seconds(value: object) -> float | None:
-    """Return a number as a float. None: it is no number, or too large for one."""
+    """Return a number as a float. None: it is not a number, or too large for one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

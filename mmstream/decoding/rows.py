@@ -6,7 +6,7 @@ several: the second half of this module fills packs.
 This is the only place that catches errors of samples, and the only one that drops samples. A sample
 is bad when two reads gave the same bytes and no decoder accepts them, or when `MAX_SAMPLE_READS`
 reads gave no sample, or other bytes than its checksum says. A fault that storage makes once in a
-while is no fault of the data.
+while is not a fault of the data.
 """
 
 from __future__ import annotations
@@ -595,7 +595,7 @@ def _is_final(error: Exception, outcome: Outcome, earlier_outcomes: Sequence[Out
 def _is_same(outcome: Outcome, other: Outcome) -> bool:
     """Tell whether two reads gave the same bytes, or the same reason why there are none.
 
-    Bytes that are no sample may be anything and look alike, so they are never the same.
+    Bytes that are not a sample may be anything and look alike, so they are never the same.
     """
     if isinstance(outcome, ShardError) and isinstance(other, ShardError):
         return str(outcome) == str(other)
@@ -797,7 +797,7 @@ def _fitted(documents: list[Document], limits: PackLimits, decoder: RowDecoder) 
         reason = (
             f"{address}: {num_tokens_of(sample):,} tokens, {num_measured:,} were "
             f"measured, and its pack of {limits.max_tokens:,} has no room for more: measure and "
-            "plan anew"
+            "plan again"
         )
         fitted[number] = Document(ref, None, Refusal(TOO_LONG, reason))
     return fitted

@@ -32,7 +32,7 @@ def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator
     """Return the random generator of a sample in this epoch, for augmentations.
 
     The draws are a pure function of (seed, epoch, shard, index), so they do not depend on ranks,
-    workers or resumes. Each call starts the stream anew: call it once per transform, or give each
+    workers or resumes. Each call restarts the stream: call it once per transform, or give each
     transform a stream name of its own. `ImageDecoder` uses the stream ``"image"``, `VideoDecoder`
     ``"video"``, `AudioDecoder` ``"audio"`` and `one_segment` ``"segment"``.
 
@@ -59,7 +59,7 @@ def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator
 
 @checked(late=True)
 def one_segment(sample: Sample) -> Sample:
-    """Make a sample of one of its segments, drawn anew in each epoch: for ``Pipeline(before=)``.
+    """Make a sample of one of its segments, drawn again in each epoch: for ``Pipeline(before=)``.
 
     The segments are ``json.segments``, a list of objects: ``{"start_s": 2.5, "end_s": 7, "text": "a
     dog barks"}``. All segments of a sample are equally likely. The draw is that of
@@ -76,7 +76,7 @@ def one_segment(sample: Sample) -> Sample:
 
     Raises:
         SkipSample: The list is empty.
-        DecodeError: It is no list of objects.
+        DecodeError: It is not a list of objects.
 
     Examples:
         >>> decode = mm.Decode(audio=mm.AudioDecoder(span="row"))

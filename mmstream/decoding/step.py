@@ -236,7 +236,7 @@ class DecodeStage:
         return BegunPictures(memory, calls)
 
     def _memory_of_rows(self, rows: Sequence[Prepared | None]) -> Sequence[RowMemory]:
-        """Return memory of the batch for each row. The videos of a field lie one behind the other.
+        """Return memory of the batch for each row. The videos of a field lie one after the other.
 
         A batch crosses to the main process in one block, so all fields share one.
         """

@@ -112,8 +112,8 @@ def decode_npy(data: bytes) -> NDArray[Any]:
         A writable array in the byte order of this machine.
 
     Raises:
-        DecodeError: It is no npy file of version 1 or 2, holds Python objects, or has more or fewer
-            bytes than its header says.
+        DecodeError: It is not an npy file of version 1 or 2, holds Python objects, or has more or
+            fewer bytes than its header says.
     """
     array = npy_view(data)
     if array.nbytes > MAX_ARRAY_BYTES:
@@ -175,7 +175,7 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
         The arrays by name.
 
     Raises:
-        DecodeError: It is no npz file, one of its arrays is damaged, or they exceed a limit.
+        DecodeError: It is not an npz file, one of its arrays is damaged, or they exceed a limit.
     """
     if data.count(b"PK\x01\x02") > MAX_NPZ_ARRAYS:  # before a list of them is made
         raise DecodeError(f"npz: more than {MAX_NPZ_ARRAYS:,} arrays")

@@ -29,7 +29,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
 def cut(value: object, max_characters: int = MAX_CHARACTERS) -> Markup:
     """Return a value as escaped text of some length. Bytes are read as UTF-8, HTML stays as it is.
 
-    Control characters, and those that would change the direction of the text behind them, are shown
+    Control characters, and those that would change the direction of the text after them, are shown
     by their numbers.
     """
     if isinstance(value, Markup):

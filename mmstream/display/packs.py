@@ -1,4 +1,4 @@
-"""Batches without padding, for people: the documents of each row, one behind the other.
+"""Batches without padding, for people: the documents of each row, one after the other.
 
     notebook.py -> packs.py -> templates/pack.html
 
@@ -70,7 +70,7 @@ class Document:
 
     @property
     def stop(self) -> int:
-        """The token behind its last one, in the row."""
+        """The token after its last one, in the row."""
         return self.start + len(self.ids)
 
     @property
@@ -97,7 +97,7 @@ class PackedRow:
 
     @property
     def samples(self) -> list[Document]:
-        """The documents that are no padding."""
+        """The documents that are not padding."""
         return [document for document in self.documents if document.key is not None]
 
     @property

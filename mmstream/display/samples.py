@@ -235,7 +235,7 @@ def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
 
 
 def _row_of(value: Any, row: int) -> Any:
-    """Return one row of a field of a batch; None if the field is no list or is too short."""
+    """Return one row of a field of a batch; None if the field is not a list or is too short."""
     return value[row] if isinstance(value, list) and row < len(value) else None
 
 

@@ -113,7 +113,7 @@ def start_of_text(data: bytes) -> str | None:
 
 
 class _ShortRepr(reprlib.Repr):
-    """A ``repr`` that is cut to a few words. What is no text or number is named by its kind."""
+    """A ``repr`` that is cut to a few words. What is not text or a number is named by its kind."""
 
     def __init__(self) -> None:
         super().__init__()

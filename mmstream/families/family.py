@@ -58,7 +58,7 @@ class Pictures:
 
     @classmethod
     def blank(cls, *shape: int, size: tuple[int, int] | None = None) -> Pictures:
-        """Return a blank picture in row 0. Its pixels are 1: for Idefics, zeros are no picture.
+        """Return a blank picture in row 0. Its pixels are 1: for Idefics, zeros are not a picture.
 
         Args:
             shape: That of its tiles, [num_tiles, 3, H, W].
@@ -315,7 +315,7 @@ def side_of(value: Any) -> int:
 
 
 def require_size(model_type: str, media: str, tensor: Tensor, side: int, cure: str) -> None:
-    """Refuse pictures or frames, [..., H, W], that are no squares of the tower's size.
+    """Refuse pictures or frames, [..., H, W], that are not squares of the tower's size.
 
     Raises:
         ConfigError: Names both sizes, and the setting.

@@ -38,7 +38,7 @@ def image_length(
             model's config.
         image_token: The ``image_token`` of the text decoder.
         image_start_token: What stands before the tokens of a picture.
-        image_end_token: What stands behind them.
+        image_end_token: What stands after them.
 
     Returns:
         A function for ``TextDecoder(image_length=)``. Use it with
@@ -87,7 +87,7 @@ class Gemma3(Llava):
         Raises:
             ConfigError: It has pictures. In layers with a sliding window, transformers 5.23 looks
                 for the tokens that see each other at a token's place in its document, not in the
-                row. So text would see text behind it, and pictures would not see themselves.
+                row. So text would see text after it, and pictures would not see themselves.
         """
         if sees:
             raise ConfigError(

@@ -149,7 +149,7 @@ def onevision_video_length(patch_size: PositiveInt = 14) -> VideoLength:
 def _pooled_patches(shape: VideoShape, patch_size: int) -> int:
     if shape.height != shape.width:
         raise ConfigError(
-            f"video_length: frames of {shape.width}x{shape.height} are no squares: give "
+            f"video_length: frames of {shape.width}x{shape.height} are not squares: give "
             "VideoDecoder(size=384, resize=...), or VideoDecoder.from_processor(processor)"
         )
     return shape.num_frames * _pooled(shape.height, patch_size) + 1

@@ -24,7 +24,7 @@ def image_length(
     image_break_token: str = "[IMG_BREAK]",
     image_end_token: str = "[IMG_END]",
 ) -> ImageLength:
-    """Write the tokens of a picture for Mistral 3 and Pixtral: row by row, with a mark behind each.
+    """Write the tokens of a picture for Mistral 3 and Pixtral: row by row, with a mark after each.
 
     The rule is that of transformers' ``PixtralProcessor.replace_image_token``.
 
@@ -33,8 +33,8 @@ def image_length(
         merge_size: How many patches on each side are merged into one token. 2 for Mistral 3, 1 for
             Pixtral.
         image_token: The ``image_token`` of the text decoder.
-        image_break_token: What stands behind each row but the last.
-        image_end_token: What stands behind the last row.
+        image_break_token: What stands after each row but the last.
+        image_end_token: What stands after the last row.
 
     Returns:
         A function for ``TextDecoder(image_length=)``. Use it with

@@ -67,7 +67,7 @@ def video_length(
         video_token: The ``video_token`` of the text decoder.
         audio_token: The ``audio_token`` of the text decoder.
         audio_start_token: What stands before the tokens of a video with sound.
-        audio_end_token: What stands behind them.
+        audio_end_token: What stands after them.
 
     Returns:
         A function for ``TextDecoder(video_length=)``. Use it with ``audio_length=`` and
@@ -120,7 +120,7 @@ def qwen3_video_length(
         video_token: The ``video_token`` of the text decoder.
         audio_token: The ``audio_token`` of the text decoder.
         audio_start_token: What stands before the tokens of a video with sound.
-        audio_end_token: What stands behind them.
+        audio_end_token: What stands after them.
 
     Returns:
         A function for ``TextDecoder(video_length=)``, as `video_length` returns. Use it
@@ -228,12 +228,12 @@ def _chunks(number: int, size: int) -> list[int]:
 
 
 def num_qwen3_tokens(shape: AudioShape) -> int:
-    """Count the tokens of whole seconds, 100 frames each, and of the frames behind them."""
+    """Count the tokens of whole seconds, 100 frames each, and of the frames after them."""
     return at_least_one(_qwen3_frames(num_feature_frames(shape)), shape)
 
 
 def _qwen3_frames(num_frames: Any) -> Any:
-    """Return the tokens of whole seconds, 100 frames each, and of the frames behind them."""
+    """Return the tokens of whole seconds, 100 frames each, and of the frames after them."""
     num_seconds, remainder = num_frames // 100, num_frames % 100
     for _ in range(3):
         remainder = (remainder - 1) // 2 + 1
@@ -362,7 +362,7 @@ def _positions_by_row(
     Args:
         model: The model; None where only its config is known.
         ids: int64 [B, T].
-        mask: int64 [B, T], 1 for tokens that are no padding.
+        mask: int64 [B, T], 1 for tokens that are not padding.
         with_sound: bool [B], rows that have a video with its sound between its frames.
         media_inputs: The media as the model takes them, those of the rows one after another.
         config: The model's config.
@@ -399,7 +399,7 @@ def _positions_by_row(
 
 
 def _marked(ids: Tensor, config: Any, token_id: int) -> Tensor:
-    """Tell where a token stands behind the start of a picture or video, bool [B, T - 1]."""
+    """Tell where a token stands after the start of a picture or video, bool [B, T - 1]."""
     marked: Tensor = (ids[:, :-1] == config.vision_start_token_id) & (ids[:, 1:] == token_id)
     return marked
 

@@ -131,7 +131,7 @@ def qwen3_video_length(
         temporal_patch_size: How many frames are merged.
         video_token: The ``video_token`` of the text decoder.
         vision_start_token: What stands before the tokens of each pair.
-        vision_end_token: What stands behind them.
+        vision_end_token: What stands after them.
 
     Returns:
         A function for ``TextDecoder(video_length=)``. Use it with
@@ -218,7 +218,7 @@ def num_squares(shape: VideoShape, side: int) -> int:
 #
 # Workers compute them from the sizes of pictures and videos, so the device never waits for the
 # tokens. Text has the same number in all three rows. A picture begins where the text before it
-# ends, and the text behind goes on after its longer side.
+# ends, and the text after goes on after its longer side.
 
 
 class _Grid(NamedTuple):
@@ -250,7 +250,7 @@ class QwenVLPositions:
         temporal_patch_size: How many frames are merged.
         tokens_per_second: What the time of a video grows by in a second. None: by 1 for each group
             of frames.
-        has_split_videos: Whether each group of frames stands by itself, behind its time, as
+        has_split_videos: Whether each group of frames stands by itself, after its time, as
             Qwen3-VL has it.
 
     Raises:
@@ -454,7 +454,7 @@ class Mrope(Family):
 
         Args:
             ids: int64 [B, T].
-            mask: bool [B, T], tokens that are no padding.
+            mask: bool [B, T], tokens that are not padding.
             kinds: int64 [B, T], the ``mm_token_type_ids``.
             media_inputs: The media as the model takes them.
             model: The model; None where only its config is known.
@@ -620,7 +620,7 @@ def patch_lines(
         [num_videos, 3]: its groups of frames, and patches down and across.
 
     Raises:
-        ConfigError: A side is no multiple of the side of a token.
+        ConfigError: A side is not a multiple of the side of a token.
     """
     import torch
 

@@ -89,7 +89,7 @@ def of(model: Any) -> Family:
 def _type_of_processor(processor: Any) -> str | None:
     """Return the ``model_type`` of a processor, by where its class is: in the folder of its models.
 
-    None: it is no processor of transformers.
+    None: it is not a processor of transformers.
     """
     package, models, folder, *_ = [*type(processor).__module__.split("."), "", ""]
     is_model = hasattr(processor, "config") or hasattr(processor, "model_type")

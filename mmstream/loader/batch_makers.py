@@ -3,7 +3,7 @@
     Loader.iter_undelivered -> `BatchMakers.batches` -> Workers or PipelineRunner
 
 They start when they are first needed, and go on from one epoch to the next. After a jump or a
-change of the pipeline they start anew. They know jobs and pipelines, but nothing of states and
+change of the pipeline they start over. They know jobs and pipelines, but nothing of states and
 counts. They belong to the process that started them; a forked child starts its own.
 """
 
@@ -354,7 +354,7 @@ class Workers:
         self._group.kill()  # torch ends no stopped workers, and none whose fork server has ended
 
     def _start(self, first: Job) -> Iterator[Batch]:
-        """Start the workers, or let those that run begin anew."""
+        """Start the workers, or let those that run start over."""
         if not self._is_forked:  # a process without threads is better to fork
             self._watchdog.start()
         with marked_as_main_process(), without_current_folder():

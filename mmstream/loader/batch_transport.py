@@ -3,7 +3,7 @@
 torch sends every tensor in new shared memory of its own. That is an open file and a connection per
 tensor, and pages that the system must make first. Bytes go through a pipe, 64 KiB at a time. Here
 the tensors and the long bytes of a batch cross in the block in which its images were decoded, the
-others behind them. The rest of the batch is pickled.
+others after them. The rest of the batch is pickled.
 
 A worker uses a few blocks in turn. The main process maps each of them once.
 """
@@ -155,7 +155,7 @@ class SentBatch:
     def _copy(
         self, values: Sequence[torch.Tensor | bytes | memoryview], memory: BatchMemory
     ) -> list[_TensorLocation | _BytesLocation]:
-        """Copy tensors and bytes behind the images, or into a block of their own."""
+        """Copy tensors and bytes after the images, or into a block of their own."""
         ends = ends_of(values)
         # A quarter more than is needed now, as texts differ in length.
         memory.spare_bytes = max(memory.spare_bytes, ends[-1] + ends[-1] // 4 + ALIGN_BYTES)
@@ -224,7 +224,7 @@ def _open(
 
 
 def ends_of(values: Sequence[torch.Tensor | bytes | memoryview]) -> list[int]:
-    """Return where values end that lie one behind the other, from 0 on: [0, 64, 128]."""
+    """Return where values end that lie one after the other, from 0 on: [0, 64, 128]."""
     ends = [0]
     for value in values:
         ends.append(_aligned(ends[-1] + _num_bytes(value)))

@@ -61,7 +61,7 @@ class DeliveredCounts:
         if is_first and (lineage.num_longer or lineage.num_shorter):
             logger.warning(
                 "%s: decoders, templates or draws are not those of the measure, so packs are "
-                "emptier than planned, or samples do not fit: measure and plan anew; others are "
+                "emptier than planned, or samples do not fit: measure and plan again; others are "
                 "only counted, see loader.stats",
                 lineage.unlike_measured,
             )

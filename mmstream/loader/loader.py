@@ -397,7 +397,7 @@ class Loader(IterableDataset[Batch]):
         They replace those that the mixture declares from there on, are in the state, and hold until
         the next call. All ranks call it after the same batch, with the same weights, and compare
         both. A batch that `mm.to_device` has fetched ahead comes first. Workers and windows begin
-        anew, as after a resume (docs: mixtures).
+        again, as after a resume (docs: mixtures).
 
         Args:
             weights: The weight of each source, relative to their sum. They are rounded to
@@ -519,7 +519,7 @@ def _rows_of(pipeline: Pipeline, world: World, shares: RowsPerRank) -> tuple[int
 
 
 def _check_pipeline(pipeline: object) -> None:
-    """Refuse what is no pipeline, and say how to make one."""
+    """Refuse what is not a pipeline, and say how to make one."""
     if not isinstance(pipeline, Pipeline):
         advice = "pass mm.Loader(pipeline)"
         if hasattr(pipeline, "plan_order"):

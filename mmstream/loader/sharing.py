@@ -107,7 +107,7 @@ def group_of_mesh(mesh: DeviceMesh, data: str | Sequence[str], share: Share) -> 
     problem, grid = "", torch.as_tensor(getattr(mesh, "mesh", ()))
     if unknown := [name for name in data if name not in names]:
         has = f"has {', '.join(names)}" if names else "has no names: give mesh_dim_names="
-        problem = f"data: {unknown[0]!r} is no dimension of the mesh, which {has}"
+        problem = f"data: {unknown[0]!r} is not a dimension of the mesh, which {has}"
     elif sorted(grid.flatten().tolist()) != list(range(world.world_size)):
         problem = (
             f"mesh: it has {grid.numel()} ranks, and the process group {world.world_size}: give "

@@ -117,7 +117,7 @@ def plan(
             measured. A sample counts with its longest length.
         room: Tokens that each sample gets more, in place of `epochs`.
         patch_size: Side of a patch of the vision tower, in pixels.
-        overwrite: Plan all shards anew in place of continuing the plan that is there.
+        overwrite: Plan all shards again in place of continuing the plan that is there.
         measure_only: Return the lengths, and plan nothing.
         num_workers: Processes. None: as many as there are cores, or this process alone for little
             work. The result does not depend on their number.
@@ -287,7 +287,7 @@ def measure(
     """Measure the shards that are not measured yet, and return the lengths of all samples.
 
     The samples are read in long ranges, and go through the decoders of training up to the
-    tokenizer. All shards are measured anew where a few samples that are measured already have
+    tokenizer. All shards are measured again where a few samples that are measured already have
     another length now, because a function or a library counts otherwise.
 
     Args:
@@ -296,7 +296,7 @@ def measure(
         num_workers: Processes. None: as many as there are cores, or this process alone for little
             work.
         progress: Show a progress bar (on a terminal only).
-        outdated: Why all shards are measured anew. None: only where lengths differ.
+        outdated: Why all shards are measured again. None: only where lengths differ.
 
     Raises:
         ConfigError: Lengths depend on draws, and neither epochs nor room is given. Or a function
@@ -309,7 +309,7 @@ def measure(
     lengths = read_lengths(store, shards)
     difference = outdated or _difference(counter, lengths)
     if difference is not None:
-        logger.warning("%s: %s: all shards are measured anew", store.url, difference)
+        logger.warning("%s: %s: all shards are measured again", store.url, difference)
         for file in store.list():
             store.remove(file)
         lengths = [None] * len(shards)

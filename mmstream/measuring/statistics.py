@@ -160,7 +160,7 @@ def statistics(
     The samples are random ones, one from each of `num_samples` equal parts of the dataset: a corpus
     that is sorted is measured fairly. The same seed gives the same samples and numbers. They are
     read side by side, whole, and one by one in memory. Pictures, videos and recordings are not
-    decoded, so damage behind their headers is not noticed; ``mmstream verify --decode`` finds it.
+    decoded, so damage after their headers is not noticed; ``mmstream verify --decode`` finds it.
 
     Args:
         dataset: A Dataset or a Mixture, local or remote. What was taken down is left out.
@@ -346,7 +346,7 @@ def _image_shape(data: bytes) -> tuple[int, int]:
     """Return (height, width) of an upright picture, from its header where that tells.
 
     Raises:
-        DecodeError: It is no picture of a known format, or too large.
+        DecodeError: It is not a picture of a known format, or too large.
     """
     from mmstream.media.image import decode_whole, header_shape
 

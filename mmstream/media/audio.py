@@ -74,7 +74,7 @@ class AudioSource(Protocol):
 
         Args:
             start: First sample.
-            stop: The sample behind the last.
+            stop: The sample after the last.
             out: Float32 [stop - start, num_channels], contiguous. The pieces are written there, and
                 are views of it. None: they are in memory of their own.
 
@@ -136,7 +136,7 @@ def _open_mp3(
         data, num_samples = frames.data, frames.num_samples
         exact = None if frames.is_tagged else num_samples
         with open_sound_file(data, "mp3", deadline) as file:
-            if frames.is_stated:  # less what the encoder has put before and behind the samples
+            if frames.is_stated:  # less what the encoder has put before and after the samples
                 num_samples = min(num_samples, file.num_samples)
             if num_samples <= file.num_samples < _UNKNOWN_LENGTH:
                 yield replace(file, num_samples=num_samples)
@@ -157,7 +157,7 @@ def _is_plain_vorbis(data: EncodedMedia) -> bool:
     """Tell whether libsndfile gives all samples of an Ogg, in the order of channels of a WAV.
 
     It knows the first of several streams only, and leaves the channels in the order of Vorbis. The
-    number of channels stands behind the name and a version of 4 bytes.
+    number of channels stands after the name and a version of 4 bytes.
     """
     head = read_range(data, 0, _HEAD_BYTES)
     start = head.find(_VORBIS)
@@ -616,7 +616,7 @@ def _write_floats(frame: Any, span: slice, out: NDArray[np.float32]) -> None:
     dtype, offset, scale = _TYPES[name]
     num_channels, planes = len(out), frame.planes
     if frame.format.is_planar:
-        # PyAV 18 lists a ninth plane of eight channels, which is no memory of the frame.
+        # PyAV 18 lists a ninth plane of eight channels, which is not memory of the frame.
         for channel, plane in zip(out, planes[:num_channels], strict=True):
             channel[:] = np.frombuffer(plane, dtype, frame.samples)[span]
     else:

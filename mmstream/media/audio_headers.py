@@ -43,7 +43,7 @@ _MAX_GAP_BYTES = 1 << 12
 _MAX_RUNS = 10_001
 _HEADERS = (b"Xing", b"Info", b"VBRI")
 _MAX_HEADER_START = 44
-"""A header in the first frame begins behind 4 bytes, a checksum, and up to 32 bytes of zeros."""
+"""A header in the first frame begins after 4 bytes, a checksum, and up to 32 bytes of zeros."""
 
 
 class Mp3Frames(NamedTuple):
@@ -186,7 +186,7 @@ def mp3_frames(
         data: The file.
         deadline: When the time of the sample is over.
         trusts_header: Whether a header that states frames and bytes is believed. Then only the
-            beginning is read, and what is behind those bytes. False: all frames are counted.
+            beginning is read, and what is after those bytes. False: all frames are counted.
 
     Raises:
         DecodeError: Frames are missing, or change their kind.
@@ -269,7 +269,7 @@ def _runs(
         if frame.kind != first.kind:
             raise DecodeError("its audio changes its sample rate or its number of channels")
         if frame.position - end > _MAX_GAP_BYTES:
-            raise DecodeError(f"damaged: {frame.position - end:,} bytes within it are no frames")
+            raise DecodeError(f"damaged: {frame.position - end:,} bytes within it are not frames")
         position = frame.position
 
 

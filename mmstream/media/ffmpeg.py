@@ -139,7 +139,7 @@ def open_media(
         PyAV's container. Its streams decode in the calling thread.
 
     Raises:
-        DecodeError: The file is no audio or video, or FFmpeg cannot read it, here or in the body.
+        DecodeError: The file is not audio or video, or FFmpeg cannot read it, here or in the body.
         TimeoutError: The deadline passed before the end of the body.
         Exception: What reading a range of the file raised, such as a StorageError. It is raised in
             place of any error in the body, which may follow from it.
@@ -181,7 +181,7 @@ def _open(source: MediaSource, name: str, options: dict[str, str]) -> InputConta
 
 
 def media_stream(container: InputContainer, kind: MediaKind) -> Any:
-    """Return FFmpeg's best stream of a kind. The cover of a song is no video.
+    """Return FFmpeg's best stream of a kind. The cover of a song is not a video.
 
     A file may have several videos, such as one in a smaller size. FFmpeg takes the one that is
     marked as the default, then the one with the most bits. All of its tools take the same one.

@@ -54,7 +54,7 @@ def decode_json(text: bytes, type: Any = Any) -> Any:
     r"""Return the value of a JSON text, also where it is only what Python writes.
 
     Raises:
-        msgspec.DecodeError: It is no JSON, or not of this type.
+        msgspec.DecodeError: It is not JSON, or not of this type.
         UnicodeDecodeError: It is not UTF-8.
         RecursionError: It is nested too deeply.
 
@@ -103,7 +103,7 @@ def parse_json(data: bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """Parse a ``json`` field.
 
     Raises:
-        DecodeError: It is no JSON, nested deeper than `MAX_JSON_DEPTH` levels, or larger than
+        DecodeError: It is not JSON, nested deeper than `MAX_JSON_DEPTH` levels, or larger than
             `max_bytes`.
     """
     if len(data) > max_bytes:

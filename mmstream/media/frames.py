@@ -123,7 +123,7 @@ class FrameList:
         """Return the list whose times a file states.
 
         Raises:
-            DecodeError: It is no JSON object, or its times are wrong; see `frame_times`.
+            DecodeError: It is not a JSON object, or its times are wrong; see `frame_times`.
         """
         values = parse_json(data)
         if not isinstance(values, dict):
@@ -145,7 +145,7 @@ class FrameList:
         """Return (height, width) of a picture, upright, from its header where that tells.
 
         Raises:
-            DecodeError: It is no picture, or too large; its name comes first.
+            DecodeError: It is not a picture, or too large; its name comes first.
         """
         from mmstream.media.image import decode_bytes, header_shape  # loads Pillow
 

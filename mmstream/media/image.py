@@ -84,7 +84,7 @@ def decode_mask(
         The numbers as they are stored: uint8 [H, W, 1], upright, C-contiguous.
 
     Raises:
-        DecodeError: The bytes are not a whole image, exceed a limit, or are no mask.
+        DecodeError: The bytes are not a whole image, exceed a limit, or are not a mask.
     """
     if data[:2] == JPEG_START:
         raise DecodeError("a JPEG does not keep class numbers exactly: masks are PNG files")
@@ -97,7 +97,7 @@ def _decode_other(
     check_shape: Callable[[int, int], None] | None,
     convert: Callable[[Image.Image], NDArray[np.uint8]],
 ) -> NDArray[np.uint8]:
-    """Decode an image that is no JPEG, and turn it upright; arguments as of its callers."""
+    """Decode an image that is not a JPEG, and turn it upright; arguments as of its callers."""
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)

@@ -316,7 +316,7 @@ def _most_scans(data: bytes | memoryview, start: int) -> int:
 def _exceeds(data: bytes | memoryview, start: int, max_scans: int) -> bool:
     """Tell whether a file has more scans, walking through its segments from the first scan's data.
 
-    Bytes in segments and after the end marker, such as a thumbnail's, are no scans.
+    Bytes in segments and after the end marker, such as a thumbnail's, are not scans.
     """
     num_scans, position = 1, start
     for _ in range(MAX_MARKERS):
@@ -380,7 +380,7 @@ def tidy(data: bytes, header: Header) -> bytes:
 
     Returns:
         A file with the same tables, frame, scans and colour conversion. The same bytes when there
-        is no picture data.
+        is not picture data.
     """
     segments, start = header
     if start == len(data):

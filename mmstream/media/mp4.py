@@ -73,7 +73,7 @@ class Box(NamedTuple):
     start: int
     """Where its content starts."""
     stop: int
-    """Where it ends, as it says: that may be behind the box that it lies in."""
+    """Where it ends, as it says: that may be after the box that it lies in."""
 
 
 def boxes(data: EncodedMedia, start: int, stop: int) -> Iterator[Box]:
@@ -249,7 +249,7 @@ class _Walk:
                 self._visit_holding(box, stop)
             track.keep(parent.name, box)
             if name == b"cmov":
-                raise DecodeError("its header is compressed: write it anew with ffmpeg -c copy")
+                raise DecodeError("its header is compressed: rewrite it with ffmpeg -c copy")
             if name == b"trak" and depth < MAX_DEPTH:
                 own = Track()
                 self.visit(box, depth + 1, own)
@@ -415,7 +415,7 @@ def _timeline(tables: Tables, clock: int, num_samples: int) -> Timeline:
 
 
 def _table(content: bytes, num_columns: int, dtype: str = ">u4") -> IntArray:
-    """Return a table of numbers behind version, flags and a count. It may not be cut."""
+    """Return a table of numbers after version, flags and a count. It may not be cut."""
     count = int.from_bytes(content[4:8], "big") * num_columns
     _require(len(content) >= 8 + np.dtype(dtype).itemsize * count)
     numbers = np.frombuffer(content, dtype, count, 8)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 _TAG_ORIENTATION = 0x0112
 _LAYOUTS = {1: "c", 2: "c", 3: "H", 4: "I", 5: "II", 6: "b", 7: "c", 8: "h", 9: "i", 10: "ii"}
 _LAYOUTS |= {11: "f", 12: "d", 13: "I", 16: "Q"}
-"""The types of TIFF. Those of two numbers are fractions, and bytes and texts are no numbers."""
+"""The types of TIFF. Those of two numbers are fractions, and bytes and texts are not numbers."""
 _BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM\0*": ">", b"MM*\0": ">"}
 """Starts of a TIFF header. Some programs write the second number of two bytes the wrong way."""
 

@@ -379,7 +379,7 @@ def one_line(error: Exception) -> str:
 def _orientation(image: Image.Image) -> int | None:
     """Return the orientation that the metadata asks for, where Pillow looks for it.
 
-    ImageMagick keeps the EXIF of a PNG as text: hexadecimal digits behind three lines. A TIFF is
+    ImageMagick keeps the EXIF of a PNG as text: hexadecimal digits after three lines. A TIFF is
     turned by Pillow itself.
     """
     if isinstance(image, TiffImagePlugin.TiffImageFile):

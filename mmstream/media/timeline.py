@@ -131,7 +131,7 @@ def demuxed_timeline(
         has_pts: Whether the container says when a frame is shown. AVI does not.
 
     Raises:
-        DecodeError: The file has no frame, or too many packets, or its times start anew.
+        DecodeError: The file has no frame, or too many packets, or its times start over.
         TimeoutError: It takes too long.
     """
     all_pts, all_dts = array("q"), array("q")  # a quarter of lists' memory
@@ -176,7 +176,7 @@ def demuxed_timeline(
 
 
 def _check_times_rise(dts: IntArray, is_stated: BoolArray, time_base: Fraction) -> None:
-    """Refuse a file whose times start anew, so that frames cannot be put in order by them.
+    """Refuse a file whose times start over, so that frames cannot be put in order by them.
 
     Raises:
         DecodeError: Names the first frame whose time falls, and by how much.

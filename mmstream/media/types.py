@@ -135,7 +135,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def sniff_file(data: bytes) -> MediaType | None:
-    """Return the type of a file, or None if it is unknown. Some show it behind 64 bytes only."""
+    """Return the type of a file, or None if it is unknown. Some show it after 64 bytes only."""
     if data.startswith(b"ID3"):
         return BY_EXTENSION[container_format(data) or "mp3"]
     media_type = sniff(data[_behind_empty_boxes(data) :][:64])
@@ -177,7 +177,7 @@ def _extension(head: bytes) -> str | None:
     if head[:4] == b"\x1aE\xdf\xa3":
         return "webm" if b"webm" in head else "mkv"
     if head[:2] == b"BM" and head[6:10] == bytes(4) and head[15:18] == bytes(3):
-        return "bmp"  # "BM" alone is too short: check the fields behind it
+        return "bmp"  # "BM" alone is too short: check the fields after it
     return "mp3" if _is_layer_3(head) else None
 
 
@@ -205,7 +205,7 @@ def container_format(data: EncodedMedia) -> str | None:
     ``a.mp4`` is none of them, so it cannot make FFmpeg open other files or hosts.
 
     Args:
-        data: The file. Its first bytes are read. After an ID3 tag those behind the tag.
+        data: The file. Its first bytes are read. After an ID3 tag those after the tag.
 
     Examples:
         >>> container_format(b"RIFF....WAVEfmt ")

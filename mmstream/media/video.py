@@ -61,7 +61,7 @@ def read_video_file(
     """Read what is known of a video before it is decoded.
 
     Raises:
-        DecodeError: It is no video, or its frames are larger than the limit.
+        DecodeError: It is not a video, or its frames are larger than the limit.
         TimeoutError: It takes too long.
     """
     if isinstance(data, FrameList):
@@ -141,7 +141,7 @@ Pixels = NDArray[np.uint8]
 
 _SEEKABLE = ("matroska", "mov", "avi", "flv")
 """Formats in which packets have the same times after a seek, and which have an index. In others
-FFmpeg counts some times anew, or looks for a time by reading here and there."""
+FFmpeg recomputes some times, or looks for a time by reading here and there."""
 MAX_GAP_BYTES = 16 << 10
 """Bytes between two packets that are read rather than skipped: several seconds of sound."""
 _MARK_UNUSED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
@@ -475,7 +475,7 @@ class TablePackets:
         for number in range(start, end):
             offset = int(table.offsets[number])
             data = read_range(self._data, offset, offset + int(table.sizes[number]))
-            packet = av.Packet(len(data))  # with room behind it, which decoders read into
+            packet = av.Packet(len(data))  # with room after it, which decoders read into
             packet.update(data)
             packet.pts, packet.dts = int(timeline.pts[number]), int(timeline.dts[number])
             packet.time_base = timeline.time_base

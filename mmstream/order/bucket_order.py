@@ -141,7 +141,7 @@ class BucketOrder(SampleRows):
             corpus: the dataset, with the selection of a view.
             buckets: their edges.
             selections: the stored samples of each bucket. Each sample is in one of them at most.
-                Shards behind those of the corpus are ignored.
+                Shards after those of the corpus are ignored.
             drop_last: False: each bucket has one more step with its left-over samples.
             settings: those of `Order.from_counts`. Windows are of all buckets together.
 
@@ -228,7 +228,7 @@ class BucketOrder(SampleRows):
             raise StateError(
                 f"the buckets of {buckets.column} are not those of the state, in "
                 f"{', '.join(differing)}: its column has changed, or another version saved it; "
-                "start anew"
+                "start over"
             )
         return order
 

@@ -197,7 +197,7 @@ class Buckets:
 def _value(edge: Edge) -> float:
     """Return an edge as a number; of a shape its width / height."""
     value = edge[1] / edge[0] if isinstance(edge, tuple) else edge
-    require(math.isfinite(value), f"edges: {value} is no edge")
+    require(math.isfinite(value), f"edges: {value} is not an edge")
     return value
 
 

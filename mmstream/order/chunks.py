@@ -224,8 +224,8 @@ class Gaps:
 # All chunks are laid end to end in one random order, the same in all epochs of a seed. This
 # sequence is cut into *lists*, one for each row of lanes: the P lanes that give the same rows to
 # steps share one. So a chunk at a border is cut in two *pieces*, and all other pieces are whole
-# chunks. An epoch permutes the pieces of each list anew, and rotates the list by a random offset of
-# its own. No sample moves to another list.
+# chunks. An epoch permutes the pieces of each list again, and rotates the list by a random offset
+# of its own. No sample moves to another list.
 #
 # Without the rotation, windows would cut every chunk at the same samples in all epochs, and these
 # would meet again and again.

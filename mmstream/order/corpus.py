@@ -328,7 +328,7 @@ def require_same_shards(saved: Mapping[str, Any], present: Mapping[str, Any]) ->
         if key in differing:
             raise StateError(
                 f"{subject} are not those of the state ({key} was {saved.get(key)!r} and is "
-                f"{present.get(key)!r}): {advice}, or start anew"
+                f"{present.get(key)!r}): {advice}, or start over"
             )
 
 

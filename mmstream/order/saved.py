@@ -71,7 +71,7 @@ class SavedOrder:
 
     @property
     def reshuffle(self) -> Reshuffle:
-        """How epochs are shuffled anew. Raises ConfigError: in no way that this version knows."""
+        """How epochs are reshuffled. Raises ConfigError: in no way that this version knows."""
         return checked_reshuffle(self.keys["reshuffle"], shuffle=True, has_cache=False)
 
     def binding(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def batch_size_text(global_batch_size: int, repeat: int) -> str:
 
 
 def checked_reshuffle(reshuffle: Any, *, shuffle: bool, has_cache: bool) -> Reshuffle:
-    """Return how epochs are shuffled anew.
+    """Return how epochs are reshuffled.
 
     Args:
         reshuffle: any value. None: "lanes" with a node cache, else "global".

@@ -169,7 +169,7 @@ def _tower_operations(config: Any) -> tuple[float, float]:
 # -- which rank takes which row of a step ----------------------------------------------------------
 #
 # It changes who trains on a row, and nothing else: the rows of a step, their substitutes and their
-# random draws are the order's. So it is no part of a state, and may change at every resume.
+# random draws are the order's. So it is not part of a state, and may change at every resume.
 
 
 def deal(costs: IntArray, num_ranks: int, among: int | None = None) -> IntArray:

@@ -100,7 +100,7 @@ class PackOrder:
         Args:
             plan: the packs.
             corpus: of the dataset, with its bad list: these samples are left out of their packs.
-                Shards behind those of the plan are ignored.
+                Shards after those of the plan are ignored.
             settings: `global_batch_size`, `seed` and others of `Order.from_counts`. They count
                 packs.
 
@@ -329,7 +329,7 @@ class PackOrder:
         return Units(counts, *(column[is_good] for column in units[1:]))
 
     def _is_planned(self, epoch: int, steps: IntArray, rows: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell which rows of a window are no padding. Only the last, partial step has some."""
+        """Tell which rows of a window are not padding. Only the last, partial step has some."""
         is_planned = np.ones(steps.size, dtype=np.bool_)
         if not self.inner.drop_last and steps.size:
             last = self.steps_per_epoch - 1
@@ -462,7 +462,7 @@ class MixturePackOrder(PackOrder):
         Args:
             plan: the packs.
             corpora: of the sources, with their bad lists: these samples are left out of their
-                packs. Shards behind those of a plan are ignored.
+                packs. Shards after those of a plan are ignored.
             shares: of packs, by source, by the step of the run from which they hold.
             epoch_steps: steps of an epoch, or when an epoch ends.
             drop_last: has no effect, since no step is partial.
@@ -512,7 +512,7 @@ class MixturePackOrder(PackOrder):
             if differing:
                 raise StateError(
                     f"the shards of source {name!r} are not those of the state, in "
-                    f"{', '.join(differing)}: resume on the old ones, or start anew"
+                    f"{', '.join(differing)}: resume on the old ones, or start over"
                 )
         return cls(inner, plan, corpora)
 

@@ -250,7 +250,7 @@ FORMAT_VERSION = 2
 """Version 1 had a file for each array."""
 
 MAGIC = b"mmplan 2"
-"""The first bytes of the arrays. They keep the int64 behind them aligned."""
+"""The first bytes of the arrays. They keep the int64 after them aligned."""
 
 MAX_JSON_BYTES = 256 << 20
 """Largest plan.json."""

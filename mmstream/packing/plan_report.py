@@ -66,7 +66,7 @@ class PlanReport:
         if self.num_short_groups:
             lines.append(
                 f"{self.num_short_groups} groups are short, because shards were appended after "
-                "them; --overwrite plans all shards anew, but runs in mid-epoch need the old plan"
+                "them; --overwrite plans all shards again, but runs mid-epoch need the old plan"
             )
         return lines
 

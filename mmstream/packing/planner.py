@@ -35,7 +35,7 @@ from mmstream.types import IntArray
 #
 # Samples come in the order of the dataset. Each goes to the fullest of at most `NUM_OPEN` open
 # packs that it fits. Where it fits none, a new pack is begun; of `NUM_OPEN`, the fullest is closed
-# first. A pack that is 99.5 % full is closed. At the end, the packs under 97 % are packed anew, 24
+# first. A pack that is 99.5 % full is closed. At the end, the packs under 97 % are packed again, 24
 # neighbours at a time and longest sample first, if that saves packs.
 #
 # So the samples of a pack lie near each other, and are read in few ranges. Best-fit decreasing over
@@ -54,10 +54,10 @@ CLOSED_PER_MILLE = 995
 """A pack is closed when so much of T is taken."""
 
 REPACKED_PER_MILLE = 970
-"""Packs that are less full are packed anew at the end of a group."""
+"""Packs that are less full are packed again at the end of a group."""
 
 BLOCK_PACKS = 24
-"""Packs that are packed anew together. More fill better, and their samples lie farther apart."""
+"""Packs that are packed again together. More fill better, and their samples lie farther apart."""
 
 PACK_BITS = 40
 """Low bits of an integer, for the number of a pack. Its room in tokens is in the bits above."""
@@ -105,7 +105,7 @@ def pack_samples(costs: IntArray, limits: IntArray, block_packs: int = BLOCK_PAC
         costs: int64 [n, k], what each sample takes of each limit, tokens first. None may be more
             than its limit or negative.
         limits: int64 [k], what a pack may hold.
-        block_packs: Packs that are packed anew together.
+        block_packs: Packs that are packed again together.
 
     Returns:
         int64 [n], numbers of packs. Packs are numbered by their first sample.
@@ -284,7 +284,7 @@ def make_plan(
         bad: int64 [n, 2], (shard, index) of samples that are left out: the bad list.
         previous: An earlier plan of the same settings. Its groups stay as they are, and shards
             that were appended since form new ones.
-        block_packs: As for `pack_samples`. More is for plans whose samples are written anew.
+        block_packs: As for `pack_samples`. More is for plans whose samples are rewritten.
 
     Raises:
         ConfigError: The condition names no column of the measure, or the earlier plan is of other

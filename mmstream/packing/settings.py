@@ -40,7 +40,7 @@ class PackLimits:
             and samples with media are left out too: a cut may take their answers or media.
 
     Raises:
-        ConfigError: A number is not positive, T is no multiple of `document_multiple_of`, or the
+        ConfigError: A number is not positive, T is not a multiple of `document_multiple_of`, or the
             condition cannot be read.
 
     Examples:

@@ -109,7 +109,7 @@ class Fetcher:
 
         Args:
             refs: which samples.
-            past_caches: read anew what this machine may hold of the shards.
+            past_caches: read again what this machine may hold of the shards.
 
         Raises:
             StorageError: storage failed after retries.

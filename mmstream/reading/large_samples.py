@@ -104,7 +104,7 @@ class LargeSamples:
         files: which of their files are read by ranges.
         count: called with the numbers of bytes and ranges of each read.
         count_wrong: called with the number of samples that came wrong.
-        past_caches: read anew what this machine may hold of the shards.
+        past_caches: read again what this machine may hold of the shards.
     """
 
     def __init__(

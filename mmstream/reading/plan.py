@@ -328,7 +328,7 @@ def by_shard(shards: IntArray, indexes: IntArray) -> list[IntArray]:
 def merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> list[SampleRange]:
     """Cut the samples of a shard into ranges to read.
 
-    A gap starts a new range if it has more than `max_gap_bytes`, or more than the sample behind it:
+    A gap starts a new range if it has more than `max_gap_bytes`, or more than the sample after it:
     so less than half of what is read is dropped. A sample that would make the range longer than
     `max_range_bytes` starts a new one, too. A longer sample is a range of its own.
 

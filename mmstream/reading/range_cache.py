@@ -6,7 +6,7 @@ A file has some samples of a shard that follow one another: about `FILE_BYTES`, 
 of the run is. So all runs over a dataset share what they have read.
 
 Only samples with a checksum are kept. Each is compared with the one of the present index whenever
-it is read, so a shard that was replaced is fetched anew. Large samples are read by ranges, which
+it is read, so a shard that was replaced is fetched again. Large samples are read by ranges, which
 have no checksums, so they always come from storage.
 """
 

@@ -272,7 +272,7 @@ class RankReader:
                     await self._progress.wait()
                 arrived = self._arrived[planned]
                 # Step A waits for range 2, and range 1 is ready. Step B finds that the node cache
-                # has a wrong sample of range 1, and has it fetched anew, also what A needs of it.
+                # has a wrong sample of range 1, and has it fetched again, also what A needs of it.
                 # So A looks at all ranges again after it has waited. Where all are ready, nothing
                 # waits before `_take`.
                 is_ready &= arrived.is_ready

@@ -98,7 +98,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     Raises:
         ConfigError: An empty name, the name of a union, a URL without a host or bucket, or one with
             a password or a signature in it, or with one slash after its scheme. For a remote store:
-            a patience (``MMSTREAM_STORAGE_PATIENCE_S``) that is no number of seconds.
+            a patience (``MMSTREAM_STORAGE_PATIENCE_S``) that is not a number of seconds.
     """
     name = os.fspath(url)
     require_two_slashes(name)

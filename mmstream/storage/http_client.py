@@ -31,10 +31,10 @@ MAX_HEAD_BYTES = 64 * 1024
 """Longest head of a response. The servers of S3 send less than 2 kB."""
 
 MAX_CHUNK_LINE_BYTES = 8 * 1024
-"""Longest line between the chunks of a body: a length, or a header behind the last chunk."""
+"""Longest line between the chunks of a body: a length, or a header after the last chunk."""
 
 HEAD_READ_BYTES = 4 * 1024
-"""What is read at once while a head is awaited. Bytes of the body behind it are copied."""
+"""What is read at once while a head is awaited. Bytes of the body after it are copied."""
 
 FLUSH_S = 1.0
 """Bytes that have waited for the rest of their piece this long are handed over. So a slow response
@@ -45,7 +45,7 @@ MAX_IDLE_S = 15.0
 
 
 class ProtocolError(ConnectionError):
-    """What came is no HTTP/1.1."""
+    """What came is not HTTP/1.1."""
 
 
 class ProxyError(ConnectionError):
@@ -92,7 +92,7 @@ class HttpClient:
 
         Raises:
             OSError: The server cannot be reached, or the connection broke.
-            ProtocolError: What came is no HTTP/1.1.
+            ProtocolError: What came is not HTTP/1.1.
             ProxyError: The proxy does not connect to the server.
         """
         parsed_url = urlsplit(url)
@@ -383,7 +383,7 @@ class _Connection(asyncio.BufferedProtocol):
         first, *lines = self._scratch[:end].decode("latin-1").split("\r\n")
         version, _, status_and_reason = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status_and_reason[:3].isdecimal():
-            raise ProtocolError("what answers is no HTTP/1.1 server")
+            raise ProtocolError("what answers is not an HTTP/1.1 server")
         self.status = int(status_and_reason[:3])
         if self.status < 200:  # such as 103: the response follows
             self._scratch[: self._num_scratch - end - 4] = self._scratch[
@@ -435,7 +435,7 @@ class _Body:
             return cls(None, is_chunked=True, into=into)
         length = headers.get("content-length")
         if length is not None and not length.isdecimal():
-            raise ProtocolError("the length of an answer is no number")
+            raise ProtocolError("the length of an answer is not a number")
         return cls(None if length is None else int(length), is_chunked=False, into=into)
 
     @property
@@ -502,7 +502,7 @@ class _Body:
                     self._end_line(self._line)
 
     def _end_line(self, line: bytearray) -> None:
-        """Take a line between chunks. The empty one behind a chunk stays, so a second is bad."""
+        """Take a line between chunks. The empty one after a chunk stays, so a second is bad."""
         if self._is_last_chunk and line == b"\r\n":
             self.is_complete = True
             self.flush()
@@ -512,7 +512,7 @@ class _Body:
             length = bytes(line).partition(b";")[0].strip()
             line.clear()
             if not re.fullmatch(rb"[0-9a-fA-F]+", length):  # int() takes "-5" and "1_0", too
-                raise ProtocolError("the length of a chunk is no number")
+                raise ProtocolError("the length of a chunk is not a number")
             self._chunk_left = int(length, 16)
             self._is_last_chunk = self._chunk_left == 0
 
@@ -530,7 +530,7 @@ class _Body:
 
 
 async def _connected_socket(name: str, port: int) -> socket.socket:
-    """Connect to an address of a server, drawn anew each time: S3 names eight, to spread load."""
+    """Connect to an address of a server, drawn again each time: S3 names eight, to spread load."""
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     random.shuffle(addresses)

@@ -159,7 +159,7 @@ class LocalStore(CommonCalls):
 
         Raises:
             FileNotFoundError: No such object.
-            StorageError: The object is no file, or has more than `max_bytes`.
+            StorageError: The object is not a file, or has more than `max_bytes`.
         """
         path = self.url_of(name)
         with os.fdopen(open_file(path), "rb") as file:
@@ -279,7 +279,7 @@ class LocalStore(CommonCalls):
         return is_written
 
     def remove(self, name: str) -> None:
-        """Remove an object. It is no error when there is none."""
+        """Remove an object. It is not an error when there is none."""
         Path(self.url, name).unlink(missing_ok=True)
 
 
@@ -319,7 +319,7 @@ def map_file(path: str, name: str, expected: MutableMapping[str, ObjectStat] | N
     Raises:
         FileNotFoundError: No such file.
         ReplacedError: The file is not the expected one.
-        StorageError: It is no file, or it is empty.
+        StorageError: It is not a file, or it is empty.
     """
     fd, status = open_with_status(path)
     try:

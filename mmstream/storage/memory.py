@@ -145,7 +145,7 @@ class MemoryStore(CommonCalls):
             return True
 
     def remove(self, name: str) -> None:
-        """Remove an object. It is no error when there is none."""
+        """Remove an object. It is not an error when there is none."""
         with suppress(FileNotFoundError):
             _file_system().rm_file(self._path(name))
 

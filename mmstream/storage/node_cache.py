@@ -55,7 +55,7 @@ CLOSE_S = 1.0
 """Seconds in which `close` lets the queue be written."""
 
 OF_THE_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""Errors of one file that is no file: a link, a folder, a socket."""
+"""Errors of one file that is not a file: a link, a folder, a socket."""
 
 
 class _Write(NamedTuple):
@@ -184,7 +184,7 @@ class NodeCache:
             self._stop_writing(error)
 
     def _put_damaged(self, file: CacheFile) -> None:
-        """Let the thread that writes remove a file, also if another process writes it anew."""
+        """Let the thread that writes remove a file, also if another process rewrites it."""
         with self._changed:
             self._damaged.add(file)
             self._changed.notify_all()
@@ -265,7 +265,7 @@ class NodeCache:
 # a leftover too: it is of an earlier run with other ranks. Nothing else is ever removed.
 #
 # A process that is killed may leave room counted that it did not use: one range, about 8 MiB at
-# most. The next process that is alone with a dataset counts its files anew.
+# most. The next process that is alone with a dataset counts its files again.
 
 FREE_SHARE = 0.8
 """Part of the space that is free without the cache, which it takes where nobody set a limit."""
@@ -314,8 +314,8 @@ def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not is_own or status.st_mode & 0o077:
         raise ConfigError(
-            f"cache_dir: {folder} is no folder of this user alone (mode 0700): remove it, or give "
-            "another cache_dir"
+            f"cache_dir: {folder} is not a folder of this user alone (mode 0700): remove it, or "
+            "give another cache_dir"
         )
     if mode & 0o002 and not mode & stat.S_ISVTX:
         raise ConfigError(

@@ -144,7 +144,7 @@ def find_samples(
 def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool | None:
     """Read a sample that `find_samples` has found.
 
-    The file may have been cut or written anew since: nothing but the checksum decides.
+    The file may have been cut or rewritten since: nothing but the checksum decides.
 
     Args:
         root: The folder of the cache.
@@ -305,7 +305,7 @@ def _adjacent(samples: CachedSamples, is_wanted: Flags) -> list[tuple[int, int]]
 def _num_new_pages(file: CacheFile, table: IntArray, samples: CachedSamples) -> IntArray:
     """Return how many pages of the disk each sample takes, after those before it; int64 [n].
 
-    A page may be there already, with the end of the sample before or the begin of the one behind.
+    A page may be there already, with the end of the sample before or the begin of the one after.
     Disks tell what a file takes only some time after it was written.
 
     Args:
@@ -325,7 +325,7 @@ def _num_new_pages(file: CacheFile, table: IntArray, samples: CachedSamples) -> 
 
 @contextmanager
 def _opened(path: str, flags: int) -> Iterator[int | None]:
-    """Open a file that is no link; None: there is none."""
+    """Open a file that is not a link; None: there is none."""
     try:
         descriptor = os.open(path, flags | _SAFE_FLAGS, 0o600)
     except FileNotFoundError:

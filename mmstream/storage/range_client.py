@@ -53,7 +53,7 @@ class RangeStream(Protocol):
         """
 
     async def close(self) -> None:
-        """Drop what has not arrived yet. It is no error to close twice."""
+        """Drop what has not arrived yet. It is not an error to close twice."""
 
 
 class RangeClient(Protocol):
@@ -380,7 +380,7 @@ class S3Client:
                 self._link = link._replace(checked_until=time.monotonic() + SIGNER_S)
 
     async def _made_link(
-        self, url: str, old: _Link | None, region: str | None = None, *, anew: bool = False
+        self, url: str, old: _Link | None, region: str | None = None, *, reread: bool = False
     ) -> _Link:
         """Return a link for the present credentials.
 
@@ -388,11 +388,11 @@ class S3Client:
             url: Named in errors.
             old: Its connections are kept where the bucket is still in the same place.
             region: Of the bucket, if a server named it.
-            anew: Read all settings and credentials again.
+            reread: Read all settings and credentials again.
         """
 
         def make() -> tuple[S3Endpoint, Signer | None]:
-            cached = None if old is None or anew else old.endpoint
+            cached = None if old is None or reread else old.endpoint
             endpoint = cached or s3_endpoint(self._bucket, region)
             return endpoint, endpoint.signer()
 
@@ -428,7 +428,7 @@ class S3Client:
                     # A load balancer may do so for a while.
                     has_answered = health_of(self.url).has_answered
                     raise RequestError(message) if has_answered else StorageError(message)
-            self._link = await self._made_link(url, used, region, anew=True)
+            self._link = await self._made_link(url, used, region, reread=True)
 
     async def _region_of_bucket(self, link: _Link, url: str) -> str | None:
         response = await self._request(link, "HEAD", url, None)

@@ -98,7 +98,7 @@ class RemoteStore(CommonCalls):
         return _restore, (type(self), self.url, health_of(self.url).has_answered)
 
     def local_path(self, name: str) -> None:
-        """Return None: an object behind a URL is no file of this machine."""
+        """Return None: an object behind a URL is not a file of this machine."""
 
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return a whole object.
@@ -179,7 +179,7 @@ class RemoteStore(CommonCalls):
     def _request_s3(
         self, client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
     ) -> list[RangeResponse | Exception]:
-        """Request ranges, and those again once for which credentials must be read anew."""
+        """Request ranges, and those again once for which credentials must be read again."""
         responses = _read_ranges(client, urls, bounds)
         refused = [i for i, response in enumerate(responses) if _needs_credentials(response)]
         if refused:
@@ -242,7 +242,7 @@ class RemoteStore(CommonCalls):
     def _call(self, url: str, call: Callable[[Any], T]) -> T:
         """Call a function with the client. Errors of libraries become those of this package.
 
-        Credentials that S3 refuses are read anew, and the function is called once more: somebody
+        Credentials that S3 refuses are read again, and the function is called once more: somebody
         may have renewed them since the client was made.
         """
         client = _client(self.url)
@@ -371,7 +371,7 @@ class RemoteStore(CommonCalls):
             self._require_writable(url)
             options: dict[str, Any] = {}
             if self.url.startswith(("gs://", "gcs://")) and data.endswith(b"\r"):
-                # gcsfs' upload in one request writes "\n--" behind it: the server takes both for
+                # gcsfs' upload in one request writes "\n--" after it: the server takes both for
                 # the end of a line, and the object loses its last byte. In chunks it is right.
                 options["chunksize"] = len(data)
             self._retry(url, lambda client: client.pipe_file(url, data, **options))
@@ -422,7 +422,7 @@ class RemoteStore(CommonCalls):
         return retry(url, request)
 
     def remove(self, name: str) -> None:
-        """Remove an object. It is no error when there is none."""
+        """Remove an object. It is not an error when there is none."""
         url = self.url_of(name)
         self._require_writable(url)
         with suppress(FileNotFoundError):

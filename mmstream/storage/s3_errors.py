@@ -79,7 +79,7 @@ _NO_TLS = {
     "UNKNOWN_PROTOCOL",
     "WRONG_VERSION_NUMBER",
 }
-"""What OpenSSL says of a response that is no TLS."""
+"""What OpenSSL says of a response that is not TLS."""
 
 
 class Refusal(NamedTuple):

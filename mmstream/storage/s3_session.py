@@ -63,4 +63,4 @@ def _require_s3(response_dict: Mapping[str, Any], operation_model: Any, **_: Any
     is_wrong = not _OF_S3.match(body) if body else operation_model.name.startswith("List")
     if response_dict["status_code"] < 300 and is_wrong:
         begin = escaped(body[:40].decode("latin-1"))
-        raise RequestError(f"what answers is no S3, its answer begins with {begin!r}: a proxy?")
+        raise RequestError(f"what answers is not S3, its answer begins with {begin!r}: a proxy?")

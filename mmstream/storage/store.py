@@ -212,7 +212,7 @@ class Store(Protocol):
         """Return the size and the version of an object; errors as `read`."""
 
     def exists(self, name: str) -> bool:
-        """Tell whether an object of this name exists. A folder is no object."""
+        """Tell whether an object of this name exists. A folder is not an object."""
 
     def list(self) -> dict[str, ObjectStat]:
         """Return the objects directly under the root by their names, sorted by name.
@@ -249,7 +249,7 @@ class Store(Protocol):
         """
 
     def remove(self, name: str) -> None:
-        """Remove an object. It is no error when there is none."""
+        """Remove an object. It is not an error when there is none."""
 
 
 class CommonCalls:
@@ -264,7 +264,7 @@ class CommonCalls:
         return self.stat(name).size
 
     def exists(self: Store, name: str) -> bool:
-        """Tell whether an object of this name exists. A folder is no object."""
+        """Tell whether an object of this name exists. A folder is not an object."""
         try:
             self.stat(name)
         except FileNotFoundError:

@@ -287,7 +287,7 @@ class InFlight:
     def failed(self, started: float, now: float) -> None:
         """Note a request that was refused because of too many, or that was not answered.
 
-        A few among many are no sign of too many.
+        A few among many are not a sign of too many.
         """
         self._num_failed += 1
         most = max(self._limits.forgiven_burst, self.limit // 8)
@@ -394,7 +394,7 @@ class Transfers:
     def lacks_since(self, deadline: int, since: float | None) -> float:
         """Return since when a range lacks memory, which was refused just now.
 
-        An outage of the store is no lack of memory: the time begins anew while ranges that are
+        An outage of the store is not a lack of memory: the time starts over while ranges that are
         needed by this deadline have memory, and are waited for.
 
         Args:
@@ -608,7 +608,7 @@ class Transfers:
     ) -> None:
         """Queue a transfer again, after a pause of its patience or of `pause_s`."""
         transfer = attempt.transfer
-        if transfer.failures is None or self._has_moved(attempt):  # its time begins anew
+        if transfer.failures is None or self._has_moved(attempt):  # its time starts over
             client, name, _, _, _ = transfer.request
             url = self._clients[client].url_of(name)
             transfer.failures = Failures(url, self._health[client])

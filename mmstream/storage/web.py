@@ -63,7 +63,7 @@ def range_stat(
         status: 200 or 206.
         headers: Of the response, by names in lower case.
         start: First byte that was asked for.
-        stop: The byte behind the last one.
+        stop: The byte after the last one.
         health: Of the store. A server that has sent ranges is expected to do so again.
 
     Raises:

@@ -55,7 +55,7 @@ SILENCE_S = 60.0
 """After so long without a sign of life, a holder on another machine counts as dead."""
 
 MAX_LOCK_BYTES = 64 << 10
-"""A larger file is no lock. It is not read."""
+"""A larger file is not a lock. It is not read."""
 
 _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -257,7 +257,7 @@ def _held(url: str, holder: Holder | None) -> LockedError:
 
 
 def _decode(data: bytes) -> Holder | None:
-    """Return the holder of a lock, or None if nobody wrote his name yet or it is no lock."""
+    """Return the holder of a lock, or None if nobody wrote his name yet or it is not a lock."""
     try:
         return msgspec.json.decode(data, type=Holder)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -54,7 +54,7 @@ class Member(NamedTuple):
     """Bytes of its payload, without the padding."""
     is_file: bool
     link: str | None = None
-    """The member whose bytes a link stands for, by its name in the tar. None: it is no link."""
+    """The member whose bytes a link stands for, by its name in the tar. None: it is not a link."""
 
     @property
     def end(self) -> int:
@@ -125,8 +125,8 @@ def read_member(
         elif kind == ord("K"):
             long_link = long_link or _text(payload)
         elif kind == ord("g") and not long_name and pax_size < 0:
-            start = offset  # describes the whole tar, so it is no part of the next member
-            if offset == size:  # behind a sample, before the next of joined tars
+            start = offset  # describes the whole tar, so it is not part of the next member
+            if offset == size:  # after a sample, before the next of joined tars
                 return None
         if offset + BLOCK > size:
             raise ShardError(f"truncated: no header at byte {offset}")

@@ -47,7 +47,7 @@ LINK = -1
 """Stands for the size of a link, whose bytes lie elsewhere in the tar."""
 
 MAX_ZEROS = 64 << 20
-"""Most zeros that are read behind the end of a tar, where another one may follow."""
+"""Most zeros that are read after the end of a tar, where another one may follow."""
 
 MAX_SAMPLES = 1 << 24
 """Most samples of a shard. An index of more is an attack, or needs more shards."""
@@ -73,8 +73,8 @@ def iter_members(
     """Yield the members of a tar in order. Reads headers only.
 
     Zeros end a tar, and another may follow: ``cat a.tar b.tar``. So zeros are passed over, as GNU
-    tar does with ``--ignore-zeros``. What follows them and is no member ends the tar, because POSIX
-    lets anything stand there.
+    tar does with ``--ignore-zeros``. What follows them and is not a member ends the tar, because
+    POSIX lets anything stand there.
 
     Args:
         read: Returns bytes [start, stop) of the tar.
@@ -121,7 +121,7 @@ def _odd_member(
     size: int,
     is_behind_zeros: bool,
 ) -> Member | None:
-    """Return a member as `read_member` does; None, too, for what is none behind zeros."""
+    """Return a member as `read_member` does; None, too, for what is none after zeros."""
     try:
         return read_member(read, header, offset, size)
     except ShardError:

@@ -184,7 +184,7 @@ def load_newest(store: Store) -> Checkpoint | None:
     Each damaged checkpoint is skipped with a warning.
 
     Raises:
-        StateError: all checkpoints are damaged. A run that started anew would remove them.
+        StateError: all checkpoints are damaged. A run that started over would remove them.
         StorageError: the storage failed after retries.
     """
     steps = list_checkpoints(store)
@@ -195,7 +195,7 @@ def load_newest(store: Store) -> Checkpoint | None:
             logger.warning("%s; trying the previous checkpoint", error)
     if steps:
         raise StateError(
-            f"{store.url}: all {len(steps)} checkpoints are damaged; move them away to start anew"
+            f"{store.url}: all {len(steps)} checkpoints are damaged; move them away to start over"
         )
     return None
 

@@ -72,7 +72,7 @@ def flash_attention_arguments(batch: Batch) -> dict[str, Any]:
     """Return the lengths of documents under the names of ``flash_attn_varlen_func``.
 
     For models of your own: those of transformers get them from `model_inputs`. Queries, keys and
-    values are [B * T, heads, D], the tokens of all rows one behind the other.
+    values are [B * T, heads, D], the tokens of all rows one after the other.
 
     Args:
         batch: A flat batch, of layout "flat" or "rows".
@@ -162,7 +162,7 @@ def torchtitan_batch(batch: Batch) -> tuple[dict[str, Any], Tensor]:
     in one line, and masks documents where ``positions`` are 0.
 
     Args:
-        batch: A flat batch. Of layout "rows", the rows are put one behind the other.
+        batch: A flat batch. Of layout "rows", the rows are put one after the other.
 
     Returns:
         ``input`` and ``positions``, int64 [T], and the labels, int64 [T]: -100 at the end of each

@@ -6,7 +6,7 @@
 Text is the same for all models: ids, mask and labels. What differs is asked of the model's family:
 in which form it takes pictures, videos and audio, how many tokens they take, positions.
 
-A flat batch has documents one behind the other, and no attention mask. Models of transformers see
+A flat batch has documents one after the other, and no attention mask. Models of transformers see
 where a document begins by its positions, FlashAttention by the lengths of documents. A model that
 does not know where a document begins trains without an error, and on other text than the user
 thinks. So this is measured, with the model that is trained and its attention: when a model gets its
@@ -101,7 +101,7 @@ def model_inputs(
       ``ForImageClassification``. A row has one picture, and its class is in `label_field`.
 
     Flat batches, of ``Pipeline(batching=)``, are taken by all of these but PaliGemma, Whisper, two
-    towers and classifiers. The model gets positions that begin anew in each document, no
+    towers and classifiers. The model gets positions that start over in each document, no
     ``attention_mask``, and ``use_cache=False``: with a cache, or a mask, documents would see each
     other in silence. Qwen-VL and GLM-4V get positions of four rows, made here by the model's own
     rule where the batch has one. FlashAttention gets the lengths of documents.
@@ -279,11 +279,11 @@ def _parameters_of(config_type: Any) -> frozenset[str]:
     return frozenset()
 
 
-# -- text: padded rows, or documents one behind the other ------------------------------------------
+# -- text: padded rows, or documents one after the other ------------------------------------------
 
 
 def is_packed(batch: Batch) -> bool:
-    """Tell whether a batch has documents one behind the other, as ``batching=`` makes them."""
+    """Tell whether a batch has documents one after the other, as ``batching=`` makes them."""
     return "cu_seq_lens_q" in batch
 
 
@@ -328,7 +328,7 @@ def _packed_arguments(text: dict[str, Any], config: Any) -> dict[str, Any]:
     - ``use_cache`` is False. With a cache, models do not look for documents, and let them leak.
     - There is no ``attention_mask``, for the same reason.
     - The lengths of documents are there for FlashAttention, which else asks the device for them in
-      every layer, and for models with layers that are no attention.
+      every layer, and for models with layers that are not attention.
     - ``seq_idx``, the number of each token's document, is there for such layers only.
     """
     names = ["input_ids", "position_ids"] + ["labels"] * ("labels" in text)
@@ -345,7 +345,7 @@ def _check_quadratic(batch: Batch, config: Any) -> None:
     """Refuse long rows for attention that computes the scores of all tokens with all others.
 
     Raises:
-        ConfigError: Rows lie one behind the other, they have more than `MAX_DENSE_TOKENS` tokens
+        ConfigError: Rows lie one after the other, they have more than `MAX_DENSE_TOKENS` tokens
             together, and the model's attention is eager or sdpa.
     """
     num_rows, num_tokens = batch["input_ids"].shape
@@ -513,7 +513,7 @@ def _pictures_of(
     if rows is None:
         rows = torch.arange(len(tiles), device=tiles[0].device)
     if is_packed(batch):
-        num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
+        num_rows = len(batch["input_ids"])  # 1 where all rows lie one after the other
         rows = rows if num_rows > 1 else torch.zeros_like(rows)
     else:
         of_rows = batch.get("__valid__", batch.get("input_ids"))

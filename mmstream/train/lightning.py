@@ -79,7 +79,7 @@ class LightningLoaderState(Callback):
         self._saved = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Go on behind the one batch that Lightning trains on to complete an epoch.
+        """Go on after the one batch that Lightning trains on to complete an epoch.
 
         It does so after a resume where ``max_steps`` had ended the run at an epoch's end.
         """

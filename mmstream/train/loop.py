@@ -361,7 +361,7 @@ def micro_batches_of(batch: Batch, micro_batches: int, model: Any) -> list[Batch
     tokens, or single rows, where attention takes time for all pairs of its tokens. The kernels of
     FlashAttention and flex attention leave out pairs of different documents.
 
-    Keys and texts are left out: `torch.compile` would compile the model anew for each new value.
+    Keys and texts are left out: `torch.compile` would recompile the model for each new value.
     """
     fields = {
         name: value
@@ -464,7 +464,7 @@ def _open_checkpoints(config: TrainConfig, process: TrainProcess) -> Store:
     if process.rank == 0:
         if config.log_folder is None:
             logger.warning(
-                "no metrics are written: --out is no local folder; name one with --log-dir "
+                "no metrics are written: --out is not a local folder; name one with --log-dir "
                 "(log_dir=)"
             )
         require_writable(checkpoints)

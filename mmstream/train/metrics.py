@@ -290,7 +290,7 @@ class StepLog:
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         """Append a line of JSON. Infinity and NaN, which JSON lacks, become null.
 
-        It is ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
+        It is ASCII: keys of foreign tars may hold bytes that are not text and have no UTF-8 form.
         """
         if self._folder is None:
             return

@@ -99,7 +99,7 @@ def open_model(config: TrainConfig, most_rows: int) -> tuple[Any, Decode]:
 
 
 def what_it_takes(model: Any) -> str:
-    """Return what a sample must have for a model, behind an error of bad samples; "": unknown."""
+    """Return what a sample must have for a model, after an error of bad samples; "": unknown."""
     takes = getattr(model, "takes", None)
     return "" if takes is None else f"; {type(model).__name__} takes {takes}"
 

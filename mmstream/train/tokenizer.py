@@ -133,7 +133,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON file of a folder.
 
     Raises:
-        ConfigError: It is no JSON object, or cannot be read.
+        ConfigError: It is not a JSON object, or cannot be read.
     """
     try:
         content = msgspec.json.decode(path.read_bytes())

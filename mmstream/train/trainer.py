@@ -2,7 +2,7 @@
 
     loader -> device -> `model_inputs` -> Trainer
 
-The Trainer resumes in mid-epoch by skipping as many batches as it has trained on. Here those are
+The Trainer resumes mid-epoch by skipping as many batches as it has trained on. Here those are
 placeholders, which cost nothing, and the loader goes on where its state stands. So the Trainer's
 own count of steps and epochs stays right.
 """
@@ -104,7 +104,7 @@ class LoaderTrainerMixin(_Trainer):  # type: ignore[misc]  # Any, for mypy
       ``per_device_train_batch_size``, samplers and ``dataloader_*`` settings are not used.
     - A checkpoint holds the loader's state. A resume goes on at the exact step, also on another
       number of ranks. ``train(resume_from_checkpoint="auto")`` takes the newest complete
-      checkpoint of ``output_dir``, or begins anew where there is none.
+      checkpoint of ``output_dir``, or starts over where there is none.
     - With ``Pipeline(batching=)``, the loss of an optimizer step is the mean over all its labels,
       of all ranks and accumulated batches. Some models, such as Qwen-VL, take no number of labels:
       their loss is then computed here, from their logits. So is that of batches with
@@ -118,8 +118,8 @@ class LoaderTrainerMixin(_Trainer):  # type: ignore[misc]  # Any, for mypy
         kwargs: What the Trainer takes.
 
     Raises:
-        ConfigError: ``train_dataset`` is no loader. Or a trainer of TRL lacks a `data_collator`, or
-            has settings for preparing data, such as ``packing``.
+        ConfigError: ``train_dataset`` is not a loader. Or a trainer of TRL lacks a `data_collator`,
+            or has settings for preparing data, such as ``packing``.
     """
 
     compute_loss_func: Any
@@ -396,7 +396,7 @@ def token_loss(
     if count is None:
         count = (targets != IGNORED_LABEL).sum() if weights is None else weights.sum()
     count = torch.as_tensor(count, device=total.device)
-    return total / torch.where(count > 0, count, 1)  # a step without a label is no NaN
+    return total / torch.where(count > 0, count, 1)  # a step without a label is not NaN
 
 
 def _weight_of(inputs: dict[str, Any]) -> Tensor:

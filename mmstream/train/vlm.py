@@ -8,7 +8,7 @@ a batch has media of many sizes, and `mm.model_inputs` arranges them. A batch wi
 video gets a blank image from it, so that every parameter has a gradient on every rank.
 
 DDP waits for the gradient of every parameter on every rank. Llava reads the output of an inner
-layer of the vision tower, so the layers behind it never have a gradient. Those parameters are found
+layer of the vision tower, so the layers after it never have a gradient. Those parameters are found
 once, from the graph of a blank image, and frozen.
 """
 

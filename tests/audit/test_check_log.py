@@ -134,7 +134,7 @@ def shift(lines):
         (swap, (0, 0, 2), "epoch 0 step 3: row 0: planned shard-00000"),
         (repeat, (1, 1, 1), "epoch 0 step 4: row 0: planned shard-00000"),
         (lambda lines: lines[:3] + lines[4:], (12, 0, 1), "epoch 0 step 3: not in the logs"),
-        (substitute, (0, 0, 1), "step 3: row 2: shard-000003.tar[17] is no substitute of shard-"),
+        (substitute, (0, 0, 1), "step 3: row 2: shard-000003.tar[17] is not a substitute of shar"),
         (stray, (0, 12, 1), "epoch 1 step 8: not in the plan"),
         (shift, (0, 0, 1), "epoch 0 step 3: rows 1 to 12 are logged of 0 to 11"),
     ],

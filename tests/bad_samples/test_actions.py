@@ -163,7 +163,7 @@ def test_without_bad_samples_all_actions_are_one_and_a_filter_finds_none(
 @pytest.mark.parametrize(("most", "step"), [(3, 2), (0, 0), (8, 8), (None, 8)])
 @pytest.mark.parametrize("action", ["substitute", "mask"])
 def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
-    """Of nine, the last one lies behind the last full step."""
+    """Of nine, the last one lies after the last full step."""
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     limits = policy(action=action, max_samples=most)
     loader = mm.Loader(make_pipeline(corpus, shuffle=False, bad_samples=limits))

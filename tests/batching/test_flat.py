@@ -1,4 +1,4 @@
-"""Batches without padding: documents one behind the other, and what says where they end."""
+"""Batches without padding: documents one after the other, and what says where they end."""
 
 from __future__ import annotations
 

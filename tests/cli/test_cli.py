@@ -131,7 +131,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
             "train {tmp}/tars --out {tmp}/run --model nope",
             "usage: --model: nope is not clip, vlm or",
         ),
-        ("info {rows}", "rows.jsonl: a file that is no tar; `mmstream convert` makes shards of r"),
+        ("info {rows}", "rows.jsonl: a file that is not a tar; `mmstream convert` makes shards"),
         ("verify {tmp}/tars/*.tar", "no such tar; write a range in braces, or name the folder"),
         ("verify {tmp}/tars --source a", "--source names the source of --quarantine"),
         ("verify {tmp}/tars --decode --quarantine q.jsonl", "add --write-bad"),
@@ -161,7 +161,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "info {tmp}/mix.json/",
-            "a file that is no tar; `mmstream convert` makes shards of rows; of a dataset name the",
+            "a file that is not a tar; `mmstream convert` makes shards of rows; of a dataset name",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_function_from_the_dataset_to_a_pipeline_is_trained_on(mmstream, url, 
     [
         ("user_absent:pipeline", "no module 'user_absent' here or among the installed ones", ""),
         ("user_pipelines:absent", "the module has no 'absent'", ""),
-        ("user_pipelines", "is no name such as module:function", ""),
+        ("user_pipelines", "is not a name such as module:function", ""),
         ("user_pipelines:number", "is int, and no mm.Pipeline or function from a dataset", ""),
         ("user_pipelines:counts", "is int, and no mm.Pipeline or function from a dataset", ""),
         ("user_pipelines:fails", "raised KeyError: 'no such thing'", "raise KeyError("),

@@ -110,7 +110,7 @@ def test_the_command_says_how_full_the_packs_are(mmstream, corpus: str) -> None:
         ("--tokenizer bytes --pipeline a:b", "give one of --pipeline"),
         ("--pipeline no_such_module:b", "no module 'no_such_module' here"),
         ("--pipeline pipelines_of_test:shorn", "the module has no 'shorn'"),
-        ("--pipeline pipelines_of_test", "is no name such as module:function"),
+        ("--pipeline pipelines_of_test", "is not a name such as module:function"),
         ("--pipeline pipelines_of_test:decode", "is Decode, and no mm.Pipeline"),
         ("--processor no_such", "no_such/config.json: No such file or directory"),
         ("--tokenizer bytes --epochs 2-1", "--epochs 2-1: give numbers such as 0-2"),

@@ -1,4 +1,4 @@
-"""Keys and names that are no UTF-8, or that a terminal would obey, from tar to log and notebook."""
+"""Keys and names that are not UTF-8 or that a terminal would obey, from tar to notebook."""
 
 from __future__ import annotations
 

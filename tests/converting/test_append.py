@@ -1,4 +1,4 @@
-"""Rows that are added to a finished dataset, as shards behind the last one."""
+"""Rows that are added to a finished dataset, as shards after the last one."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ FOLDERS = {
         ["train/cat/1.jpg", "test/3.jpg", "test/dog/4.jpg"],
         [("train/cat/1.jpg", 0), ("test/3.jpg", None), ("test/dog/4.jpg", None)],
         {"train": 1, "test": 2},
-        "test: media files lie beside the folders (dog), so these are no classes",
+        "test: media files lie beside the folders (dog), so these are not classes",
     ),
 }
 """{what holds: (files, (path, label) of each row, samples of each split, what the log says)}"""
@@ -405,7 +405,7 @@ def test_tars_that_cannot_be_read_are_rejects_or_clear_errors(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "t"}\n')
     with pytest.raises(mm.ConfigError, match="this is a tar among other files"):
         values([tmp_path / "rows.jsonl", tmp_path / "in/0.tar"])
-    with pytest.raises(ConfigError, match=r"rows\.jsonl: is no tar, and the first file is one"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: is not a tar, and the first file is;"):
         values([tmp_path / "in/0.tar", tmp_path / "rows.jsonl"])
     (tmp_path / "in/mmstream.unfinished.json").write_text("{}")
     with pytest.raises(mm.errors.ManifestError, match="has not finished"):

@@ -1116,13 +1116,13 @@ MEDIA_WITH_TEXTS = {
         {"segments": [{**SEGMENT, "sid": "s"}]},
     ),
     # https://huggingface.co/datasets: facebook/multilingual_librispeech, speechcolab/gigaspeech
-    "times in a book are no span of the part that was cut out": (
+    "times in a book are not a span of the part that was cut out": (
         {**SOUND, "transcript": "a", "begin_time": 401.7, "end_time": 417.5, "original_path": "b"},
         [MediaRef("audio", "1.wav", b"RIFF")],
         ("a",),
         {"begin_time": 401.7},
     ),
-    "times in a file are no span of the part that was cut out": (
+    "times in a file are not a span of the part that was cut out": (
         {**SOUND, "transcript": "a", "begin_time": 401.7, "original_full_path": "book.mp3"},
         [MediaRef("audio", "1.wav", b"RIFF")],
         ("a",),
@@ -1197,7 +1197,7 @@ MEDIA_WITH_TEXTS = {
         ("said",),
         {"segments": [SEGMENT]},
     ),
-    "the address of a page with a video is no picture": (
+    "the address of a page with a video is not a picture": (
         {"video_id": "x1", "url": "https://host/watch", "caption": "A cat runs."},
         [MediaRef("video", "x1.mp4")],
         ("A cat runs.",),
@@ -1262,7 +1262,7 @@ def test_media_of_every_corpus_have_their_texts_and_spans(row, media, texts, kep
         ({"audio": "1.wav", "file_name": "a.wav", "caption": "x"}, ["1.wav"], "x"),
         ({"query": "cat", "label": "1", "text": "A cat."}, [], "A cat."),
     ],
-    ids=["a name is no second sound", "a query with a label is a question beside a picture only"],
+    ids=["a name is not a second sound", "a query with a label is a question with a picture only"],
 )
 def test_a_row_may_have_keys_that_look_like_media_or_questions(row, media, text):
     draft = draft_of(row)
@@ -1297,7 +1297,7 @@ def dense(span):
         # answers that name no choice
         (
             {**VQA, "choices": ["2", "3", "5"], "answer": "1"},
-            "answer: 1 is no choice, and no index where choices are numbers",
+            "answer: 1 is not a choice, and not an index where choices are numbers",
         ),
         (
             {**VQA, "choices": ["cat", "dog"], "answer": "bear"},

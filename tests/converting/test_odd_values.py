@@ -138,7 +138,7 @@ def test_offsets_that_lead_out_of_an_arrow_file_are_named(tmp_path, codec, colum
     path.write_bytes(data.replace(_offsets(0, 2, 4, 5), _offsets(*lie)))
     rows = pa.ipc.open_stream(path.read_bytes()).read_all() if codec == "table" else path
     with pytest.raises(
-        mm.ConfigError, match=r"damaged Arrow behind row 0 \(.*fetch or write it again"
+        mm.ConfigError, match=r"damaged Arrow after row 0 \(.*fetch or write it again"
     ):
         run(rows, tmp_path / "out")
 

@@ -1,4 +1,4 @@
-"""A dataset anew in the order of its packs: the same bytes, one range a pack, resumable."""
+"""A dataset rewritten in the order of its packs: the same bytes, one range a pack, resumable."""
 
 from __future__ import annotations
 

@@ -152,13 +152,13 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
         ({"name": "no_such_module:f"}, "no module 'no_such_module'"),
         ({"name": f"{__name__}:nothing"}, "the module has no 'nothing'"),
         ({"name": f"{__name__}:caption.nothing"}, "the module has no 'caption.nothing'"),
-        ({"name": f"{__name__}:"}, "is no name such as module:function"),
-        ({"name": ":caption"}, "is no name such as module:function"),
-        ({"name": ".relative:caption"}, "is no name such as module:function"),
+        ({"name": f"{__name__}:"}, "is not a name such as module:function"),
+        ({"name": ":caption"}, "is not a name such as module:function"),
+        ({"name": ".relative:caption"}, "is not a name such as module:function"),
         ({"name": f"{__name__}:__name__"}, "is str, and no function"),
         ({"name": f"{__name__}:caption", "function": caption}, "give one"),
         ({"columns": (("bild", "image"),)}, "comes first: image=bild"),
-        ({"columns": (("image", "a"), ("images", "a"))}, "'a' is no name of a column, or twice"),
+        ({"columns": (("image", "a"), ("images", "a"))}, "'a' is not a column's name, or twice"),
     ],
 )
 def test_impossible_options_are_refused_before_the_first_row(options, message):

@@ -494,15 +494,15 @@ def test_arrow_files_and_saved_data_sets_are_read(tmp_path):
     splits = run(tmp_path / "saved", tmp_path / "out").splits
     assert {name: split.num_samples for name, split in splits.items()} == {"train": 70, "test": 70}
     (tmp_path / "cut.arrow").write_bytes(stream.getvalue()[:600])
-    assert "cut.arrow: damaged Arrow behind row 0" in refusal(tmp_path / "cut.arrow")
+    assert "cut.arrow: damaged Arrow after row 0" in refusal(tmp_path / "cut.arrow")
 
 
 @pytest.mark.parametrize(
     ("make", "num_left", "reason"),
     [
-        (pa.ipc.new_stream, 1 << 20, "damaged Arrow behind row 2"),
+        (pa.ipc.new_stream, 1 << 20, "damaged Arrow after row 2"),
         (pa.ipc.new_stream, 0, "changed its size while it was read"),
-        (pa.ipc.new_file, 1 << 20, "damaged Arrow behind row 2"),
+        (pa.ipc.new_file, 1 << 20, "damaged Arrow after row 2"),
     ],
 )
 def test_an_arrow_file_that_is_shortened_while_it_is_read_is_refused(
@@ -640,7 +640,7 @@ def test_an_encoding_is_a_setting_of_the_conversion(tmp_path):
         with pytest.raises(mm.ConfigError, match=r"encoding='big5'.* no effect"):
             run(rows, tmp_path / "other", encoding="big5")
     for encoding in ("hex", "rot13", "nope", "", "a\0", 5, "undefined"):
-        with pytest.raises(mm.ConfigError, match="is no encoding of texts that Python knows"):
+        with pytest.raises(mm.ConfigError, match="is not an encoding of texts that Python knows"):
             mm.RowReading(encoding=encoding)
     path.write_text('{"text": "a"}', encoding="utf-16")
     for encoding in ("utf-8", "ascii", "utf-16-be", "utf-32"):
@@ -908,9 +908,9 @@ def test_values_of_python_become_json_or_a_reject_that_names_the_key(tmp_path):
     assert [(str(row), RowError) if isinstance(row, RowError) else row for row in values(rows)] == [
         {"a": 0.5, "b": [0, 1, 2], "c": [1, 2], "d": str(number), "e": "x/y.jpg"},
         {"a": None, "b": "2020-01-02", "c": 1.5, "d": None},
-        ("a: a set is no JSON value, bytes or picture", RowError),
+        ("a: a set is not a JSON value, bytes or picture", RowError),
         ("b: an integer of more than 64 bits", RowError),
-        ("row: the key 1 is no text", RowError),
+        ("row: the key 1 is not text", RowError),
         "words",
         {"a": b"x", "b": [[1.0, None]]},
     ]

@@ -94,7 +94,7 @@ def test_a_list_that_changes_stays_as_the_one_before(dataset, tmp_path):
         if texts[0] == texts[-1]:
             assert not previous.exists()
     assert previous.read_bytes() == texts[2]
-    (tmp_path / BAD_NAME).write_bytes(texts[0])  # as a run in mid-epoch may need it
+    (tmp_path / BAD_NAME).write_bytes(texts[0])  # as a run mid-epoch may need it
     assert known(tmp_path) == [[0, 1]]
 
 
@@ -118,8 +118,8 @@ def test_a_sample_that_is_not_there_is_not_listed(dataset, tmp_path, ref):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ({"shard-000009.tar": [0]}, "shard-000009.tar is no shard of this dataset"),
-        ({"shard-000009.tar": "all"}, "shard-000009.tar is no shard of this dataset"),
+        ({"shard-000009.tar": [0]}, "shard-000009.tar is not a shard of this dataset"),
+        ({"shard-000009.tar": "all"}, "shard-000009.tar is not a shard of this dataset"),
         ({"shard-000000.tar": [0, 8]}, r"shard-000000.tar\[8\]: it has 8 samples"),
         ({"shard-000000.tar": [-1]}, r"shard-000000.tar\[-1\]: it has 8 samples"),
         ({"shard-000002.tar": [0]}, r"shard-000002.tar\[0\]: it has 0 samples"),
@@ -379,8 +379,8 @@ def test_verify_adds_a_quarantine_to_what_it_finds(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ({"shard": "other.tar", "index": 0, "kind": "DecodeError"}, r"other.tar\[0\] is no sample"),
-        ({"shard": "shard-000000.tar", "index": 8, "kind": "ShardError"}, r"\[8\] is no sample"),
+        ({"shard": "other.tar", "index": 0, "kind": "DecodeError"}, r"other.tar\[0\] is not"),
+        ({"shard": "shard-000000.tar", "index": 8, "kind": "ShardError"}, r"\[8\] is not a sample"),
         (
             {"shard": "shard-000000.tar", "index": "8", "kind": "ShardError"},
             "not a quarantine record",

@@ -82,7 +82,7 @@ def test_a_file_gives_the_mixture_that_it_describes(folder, tmp_path, monkeypatc
         (text_of({"a": {"url": "a{", "weight": 1}}, stop="all"), "a.url: .*a brace is not closed"),
         (text_of({"a": {"url": "\ud800", "weight": 1}}), "surrogates not allowed"),
         (text_of({"a": {"url": "a", "weight": 1, "wait": 2}}), "sources.a: .* unknown .*`wait`"),
-        ('{"sources": {"a": {"url": "a", "weight": NaN}}}', "NaN is no number"),
+        ('{"sources": {"a": {"url": "a", "weight": NaN}}}', "NaN is not a number"),
         (
             '{"sources": {"a": {"url": "a", "weight": 1e999}}, "stop": "all"}',
             r"'a': .*, inf\)}: give \{name: ",

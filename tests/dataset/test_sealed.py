@@ -1,4 +1,4 @@
-"""Manifests and bad lists that come wrong, were edited, or are no files."""
+"""Manifests and bad lists that come wrong, were edited, or are not files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_too_large_is_not_read(corpus: Path) -> None:
         mm.open_dataset(corpus)
 
 
-# -- what is there and is no file -----------------------------------------------------------------
+# -- what is there and is not a file --------------------------------------------------------------
 
 
 KINDS = {

@@ -381,7 +381,7 @@ def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> 
         ("jpg", {}, r"by field, \{"),
         ({"JPG": ...}, {}, "lower case"),
         ({".jpg": ...}, {}, "without a dot"),
-        ({"__key__": len}, {}, "no name of a field"),
+        ({"__key__": len}, {}, "not a name of a field"),
         ({"jpg": 224}, {}, "give a decoder, a function"),
         ({"cls": int, "cls;class": int}, {}, "two decoders make the field 'cls'"),
         (
@@ -393,7 +393,7 @@ def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> 
         ({}, {"image": len}, r"by field"),
         ({}, {"text": "json.caption"}, 'field="json.caption"'),
         ({}, {"same_geometry": "jpg"}, "give names"),
-        ({}, {"same_geometry": ("jpg", "mask.png")}, "'jpg' is no picture"),
+        ({}, {"same_geometry": ("jpg", "mask.png")}, "'jpg' is not a picture"),
         ({"a.txt": TEXT, "b.txt": TEXT}, {}, "a second text decoder"),
         ({"a.txt": TEXT}, {"text": TEXT}, "a second text decoder"),
         ({"txt": mm.TextDecoder(byte_tokenizer(), field="json.a")}, {}, "leave out field="),

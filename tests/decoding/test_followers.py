@@ -404,5 +404,5 @@ def test_times_follow_exactly_one_file() -> None:
         mm.errors.DecodeError, match=r"k\.t: it follows the span of audio, .* has 2 enc"
     ):
         decoded_times({"t": []}, decode, **{"0.wav": data, "1.wav": data})
-    with pytest.raises(mm.ConfigError, match="follows='video', which is no video or recording"):
+    with pytest.raises(mm.ConfigError, match="follows='video', which is not a video or recording"):
         mm.Decode({"t": mm.Times("json.t", follows="video")}, audio=mm.AudioDecoder())

@@ -129,7 +129,7 @@ def _wiped_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def content(value: Any) -> Any:
-    """What can be compared. Views are no bytes here."""
+    """What can be compared. Views are not bytes here."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.stride(), value.tolist()
     if isinstance(value, list):

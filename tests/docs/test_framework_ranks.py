@@ -1,4 +1,4 @@
-"""The examples of docs/frameworks are killed in mid-epoch, and go on with other ranks."""
+"""The examples of docs/frameworks are killed mid-epoch, and go on with other ranks."""
 
 import json
 import os

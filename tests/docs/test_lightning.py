@@ -1,4 +1,4 @@
-"""Lightning ends loops early and begins them anew: no sample is lost or shown again by that."""
+"""Lightning ends loops early and begins them again: no sample is lost or shown again by that."""
 
 import importlib
 import logging
@@ -126,7 +126,7 @@ def test_loops_that_end_early_begin_anew(corpus, tmp_path, settings, num_validat
 
 @pytest.mark.parametrize(("limit", "on_device"), [(None, False), (4, True)])
 def test_a_resumed_run_equals_the_undisturbed_one(corpus, tmp_path, limit, on_device):
-    """Killed in mid-epoch, at an epoch's end and in the next one, or ended between two."""
+    """Killed mid-epoch, at an epoch's end and in the next one, or ended between two."""
     length = limit or NUM_STEPS
     stops = (1, length - 1, length, length + 2)
     require_exact_resumes(corpus, tmp_path, stops, limit_train_batches=limit, on_device=on_device)

@@ -1,7 +1,7 @@
 """The notebooks run from an empty folder, and their stored outputs are those of the code.
 
-To store them anew after a change: ``python -m tools.notebooks``, or with the names of some, such as
-``python -m tools.notebooks 02_pipeline``.
+To store them again after a change: ``python -m tools.notebooks``, or with the names of some, such
+as ``python -m tools.notebooks 02_pipeline``.
 """
 
 import re
@@ -75,5 +75,5 @@ def test_a_notebook_runs_and_its_stored_outputs_are_those_of_the_code(path, tmp_
     subprocess.run(command, check=True, cwd=ROOT, timeout=500)
     stored, numbers = in_words(outputs_of(nbformat.read(path, as_version=4)))
     again, new_numbers = in_words(outputs_of(nbformat.read(tmp_path / path.name, as_version=4)))
-    assert again == stored, "store it anew: python -m tools.notebooks"
+    assert again == stored, "store it again: python -m tools.notebooks"
     assert new_numbers == pytest.approx(numbers, rel=0.15, abs=1e-6)

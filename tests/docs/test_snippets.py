@@ -56,7 +56,7 @@ def material(tmp_path_factory):
 
 @pytest.fixture
 def folder(material, tmp_path):
-    """A folder of its own for each page; files are written anew and never changed in place."""
+    """A folder of its own for each page; files are rewritten and never changed in place."""
     return Path(shutil.copytree(material, tmp_path / "here", copy_function=os.link))
 
 

@@ -126,7 +126,7 @@ def test_the_worked_example_of_the_docs_trains(tmp_path: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An empty folder of packages. Families are looked up anew, before and after."""
+    """An empty folder of packages. Families are looked up again, before and after."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))

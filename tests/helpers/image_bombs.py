@@ -238,7 +238,7 @@ SMALL = encoded(noise(64), "jpeg", quality=90)
 def cost(data: bytes, decoder: ImageDecoder) -> Cost:
     """Decode a file and measure the memory. Linux only; meant for a child process."""
     decoder(SMALL)  # what is imported and allocated once
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts over
     before = _memory("VmRSS")
     try:
         outcome = str(decoder(data).shape)
@@ -407,7 +407,7 @@ BOMBS: dict[str, Bomb] = {
     "bmp: lines that are filled": Bomb(lambda: rle_bmp(2800, 2900, b"\1\1\0\0" * 2800 + b"\0\1")),
     "bmp: 8M steps that do nothing": Bomb(lambda: rle_bmp(64, 64, b"\0\0" * 2**23), "run-length"),
     "bmp: 2^31 x 2^31": Bomb(lambda: rle_bmp(2**31 - 1, 2**31 - 1, b""), "max_pixels"),
-    # what is no image, or several
+    # what is not an image, or several
     "tiff": Bomb(lambda: encoded(noise(64), "tiff"), "not an image of a known format"),
     "ico": Bomb(lambda: encoded(noise(64), "ico"), "not an image of a known format"),
     "eps": Bomb(lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "known format"),

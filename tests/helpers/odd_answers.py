@@ -221,7 +221,7 @@ class OddStub(S3Stub):
     """A store with one odd answer. Objects can also be written in parts."""
 
     odd: tuple[Odd]
-    """In a tuple, so that it is no method."""
+    """In a tuple, so that it is not a method."""
     num_odd: float
     num_asked: Counter[str]
 

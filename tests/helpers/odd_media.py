@@ -1,7 +1,7 @@
 """Odd values for the media of rows: what corpora, libraries and mistakes put where a file belongs.
 
 `odd_media` makes some hundreds for each kind, the same ones every time: damaged files in every form
-that a row may give them in, pictures in every mode, arrays, tensors, and values that are no media.
+that a row may give them in, pictures in every mode, arrays, tensors, and values that are not media.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A proxy before a real S3 server that behaves as another store does.
 
 It is a proxy of HTTP (``HTTP_PROXY``), so the bucket can stand in the name of any host. It checks
-signatures as that store would, and signs requests anew for the server behind it::
+signatures as that store would, and signs requests again for the server behind it::
 
     with store_proxy(server, STORES["Aliyun OSS"]) as proxy: ...
 
@@ -138,7 +138,7 @@ class StoreProxy(QuietHandler):
         return None
 
     def answer_to(self, target: str, body: bytes) -> Answer:
-        """Send the request to the server, signed anew."""
+        """Send the request to the server, signed again."""
         dropped = {"authorization", "host", "connection", "content-length", "x-amz-date"}
         dropped |= {"x-amz-content-sha256", "proxy-connection", "expect"}
         headers = {

@@ -234,7 +234,7 @@ def test_the_first_sample_unlike_measured_is_a_warning(
         batch = next(iter(loader))
     assert batch["__lineage__"].num_longer
     (warning,) = [record for record in caplog.records if "measured:" in record.getMessage()]
-    assert "measure and plan anew" in warning.getMessage()
+    assert "measure and plan again" in warning.getMessage()
 
 
 def test_too_many_samples_that_are_too_long_stop_a_run(tmp_path: Path) -> None:

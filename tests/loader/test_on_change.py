@@ -1,4 +1,4 @@
-"""Settings or a corpus that change in mid-epoch: refused, or after the epoch as it was planned."""
+"""Settings or a corpus that change mid-epoch: refused, or after the epoch as it was planned."""
 
 import json
 from dataclasses import replace

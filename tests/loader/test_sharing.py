@@ -292,7 +292,7 @@ def test_one_of_four_reads_and_all_have_the_same_batches(
     assert any(of_rank["workers"]["requests"] for of_rank in seen)
     for name in ("read-0", "broadcast-0", "broadcast-2"):
         lines = [path.read_text().splitlines() for path in (folder / name).iterdir()]
-        assert sum(map(len, lines)) == 1  # of the sample that is no picture
+        assert sum(map(len, lines)) == 1  # of the sample that is not a picture
 
 
 @pytest.mark.slow
@@ -346,8 +346,8 @@ def test_what_does_not_fit_is_an_error_on_every_rank(seen: list[dict[str, Any]])
     expected = {
         "share": "rank 3 differs from the other ranks: share is read there and broadcast elsewhere",
         "data": "rank 3 differs from the other ranks: data is cp, dp there and dp elsewhere",
-        "no dimension": "rank 3 differs from the other ranks: mesh is data: 'dq' is no dimension",
-        "nowhere": "ConfigError: data: 'dq' is no dimension of the mesh, which has dp, cp, tp",
+        "no dimension": "rank 3 differs from the other ranks: mesh is data: 'dq' is not a dim",
+        "nowhere": "ConfigError: data: 'dq' is not a dimension of the mesh, which has dp, cp, tp",
         "part": "mesh: it has 4 ranks, and the process group 8: give the mesh of all ranks",
         "seed": "rank 3 differs from the other ranks: seed is 1 there and 0 elsewhere",
         "odd": "batch['odd'] holds what cannot cross to other ranks (pathlib.PosixPath)",

@@ -218,7 +218,7 @@ def test_lengths_of_a_function_that_has_changed_are_measured_anew(
     after = measure(folder, before=(function(b"!!"),)).column("num_tokens")
     assert measured == [0, 1, 2]
     assert (after - before).tolist() == [2] * sum(COUNTS)
-    assert re.search(r"has \d+ tokens, and \d+ before: all shards are measured anew", caplog.text)
+    assert re.search(r"has \d+ tokens, and \d+ before: all shards are measured again", caplog.text)
 
 
 SLOW = """
@@ -247,7 +247,7 @@ pipeline = mm.Pipeline(
 )
 plan = mm.plan(pipeline, 512, num_workers=1)
 assert plan.members.size == 24
-assert len(calls_of_first_shard) <= 9, "more than the samples that are counted anew"
+assert len(calls_of_first_shard) <= 9, "more than the samples that are counted again"
 """
 
 
@@ -421,7 +421,7 @@ def test_a_plan_of_other_settings_is_replaced_only_if_asked(corpus: Path) -> Non
 
 
 def test_overwrite_cures_a_plan_that_is_refused(tmp_path: Path) -> None:
-    """A sample that a plan counts anew, and whose lengths alone do not, has another text now."""
+    """A sample that a plan counts again, and whose lengths alone do not, has another text now."""
     write(tmp_path, [150])
     changed: set[str] = set()
     counted: list[str] = []

@@ -273,7 +273,7 @@ def test_a_video_without_a_frame_that_is_shown_is_a_bad_one(keys: list[int]) -> 
 
 
 def test_files_that_were_joined_byte_by_byte_are_refused() -> None:
-    """Their times start anew. By time, frames of one part would stand between those of another."""
+    """Their times start over. By time, frames of one part would stand between those of another."""
     part = video_file("ts", num_frames=20, b_frames=2)
     assert len(mm.VideoDecoder()(part)) == 20
     with pytest.raises(mm.errors.DecodeError, match=r"jump by -1\.90 s at frame 20,"):

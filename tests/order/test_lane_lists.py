@@ -201,7 +201,7 @@ def test_an_epoch_ends_as_it_began(build, saved, now, step, on_change):
     state = json.loads(json.dumps(make_state(began, 1, step)))
     is_mixture = build is mixture_order
     source = ManyDatasets() if is_mixture else OneDataset()
-    goes_on = step > 0 or is_mixture  # the sources of a mixture are in mid-epoch
+    goes_on = step > 0 or is_mixture  # the sources of a mixture are mid-epoch
     if goes_on and now in SAVED and now != saved and (is_mixture or on_change == "refuse"):
         with pytest.raises(StateError, match=f"reshuffle was '{saved}' and is '{now}'") as refused:
             resume(source, present, state, on_change)

@@ -205,7 +205,7 @@ def test_two_ranks_differ_by_less_than_two_rows_do(case: tuple[int, np.ndarray])
     num_ranks, costs = case
     totals = costs[deal(costs, num_ranks)].reshape(num_ranks, -1).sum(axis=1)
     assert totals.max() - totals.min() <= costs.max() - costs.min()
-    # The deal is no optimum of the sums: rows that lie well by chance may become a little worse.
+    # The deal is not an optimum of the sums: lucky rows may become a little worse.
     mean = max(totals.mean(), 1e-9)
     worse = (costs.max() - costs.min()) / mean
     assert (

@@ -356,9 +356,9 @@ def test_an_epoch_goes_on_after_a_takedown(corpus: str) -> None:
     for now, before in zip(rest, steps[1:], strict=True):
         assert now.planned == before.planned
         assert removed.isdisjoint(now.keys)
-    anew = pipeline(corpus, min_steps=8, drop_last=False)
-    assert [part.edge for part in anew.order.buckets] == [5, 9]  # 31 samples are too few now
-    keys = [key for of in run(anew).steps for key, valid in zip(of.keys, of.valid) if valid]
+    again = pipeline(corpus, min_steps=8, drop_last=False)
+    assert [part.edge for part in again.order.buckets] == [5, 9]  # 31 samples are too few now
+    keys = [key for of in run(again).steps for key, valid in zip(of.keys, of.valid) if valid]
     assert removed.isdisjoint(keys)
     assert len(set(keys)) == len(keys) == 107
 

@@ -70,7 +70,7 @@ def column(dataset, name, shard=0):
 
 
 def rewritten(path, change):
-    """Write a sidecar again as a function of its table."""
+    """Rewrite a sidecar as a function of its table."""
     pq.write_table(change(pq.read_table(path)), path)
 
 

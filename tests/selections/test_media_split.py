@@ -149,7 +149,7 @@ def test_parts_are_stored_for_several_ranks(
         dataset.split(0.7, seed=3, by_media=True)
     with pytest.raises(mm.ConfigError, match=r"read the columns of all shards: a process that"):
         mm.open_dataset(folders).split(0.7, seed=2, by_media=True)
-    assert mmstream(*words, "--overwrite")[0] != 0  # it reads the columns anew
+    assert mmstream(*words, "--overwrite")[0] != 0  # it reads the columns again
 
 
 def test_samples_of_both_parts_and_placeholders_are_warned_of(

@@ -1,4 +1,4 @@
-"""Files are written under names that nobody else has, and what is no file is never waited for."""
+"""Files are written under names that nobody else has; what is not a file is not waited for."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def special(request, tmp_path, monkeypatch):
-    """A store with an entry "x" that is no file, and what messages call it."""
+    """A store with an entry "x" that is not a file, and what messages call it."""
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     make, kind = KINDS[request.param]
     make("x")

@@ -71,7 +71,7 @@ def fill(cache: NodeCache, *pieces: tuple[CacheFile, int, int]) -> NodeCache:
 
 
 def assert_usable(new_cache: Callable[[], NodeCache]) -> None:
-    """A file that was not used is written anew, once more where a late removal took it."""
+    """A file that was not used is rewritten, once more where a late removal took it."""
     for _ in range(3):
         fill(new_cache(), (file_of(), 0, 10))
         if (found := read(new_cache(), file_of(), 0, 10)) == expected(0, 10):
@@ -368,7 +368,7 @@ def test_a_new_folder_is_private(tmp_path):
     assert open_cache_dir(str(parent), None) == str(path)
 
 
-OTHERS = "is no folder of this user alone"
+OTHERS = "is not a folder of this user alone"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Stores that are no Amazon S3: a conversion and a training through a proxy that behaves so."""
+"""Stores that are not Amazon S3: a conversion and a training through a proxy that behaves so."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_calls_one_after_the_other_do_not_add_up(pauses):
         retry(f"{URL}/b", second)
     assert second.num_requests == 1
     assert retry(f"{URL}/b", lambda: "answer") == "answer"
-    with pytest.raises(StorageError, match="in 300"):  # the clock began anew
+    with pytest.raises(StorageError, match="in 300"):  # the clock started over
         retry(f"{URL}/a", Server(pauses))
 
 

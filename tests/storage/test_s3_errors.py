@@ -97,7 +97,7 @@ def test_a_refused_key_is_final_and_says_what_the_server_said(server, call, paus
         call(open_store(URL))
     assert pauses == []
     assert "\n" not in str(caught.value)
-    assert len(server.requests) == 2  # the second one with credentials read anew
+    assert len(server.requests) == 2  # the second one with credentials read again
     shown = "".join(traceback.format_exception(caught.value)) + repr(pickle.dumps(open_store(URL)))
     assert not [secret for secret in SECRETS if secret in shown]
 
@@ -126,7 +126,7 @@ def test_keys_that_were_renewed_in_their_file_are_taken(server, call, pauses, tm
 @pytest.mark.parametrize(
     ("answers", "num_pauses"),
     [
-        ([refused("400 Bad Request", "ExpiredToken")] * 9, 4),  # two in a try: with keys read anew
+        ([refused("400 Bad Request", "ExpiredToken")] * 9, 4),  # two in a try: with keys read again
         ([reply("501 Not Implemented", b"<html>")], 1),
         ([refused("503 Slow Down", "SlowDown")] * 2, 2),
     ],

@@ -146,7 +146,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.splitlines() if listed.returncode == 0 else []
     if "pyproject.toml" not in names:
-        pytest.skip("this is no clone of the repository")
+        pytest.skip("this is not a clone of the repository")
     for name in names:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)

@@ -131,7 +131,7 @@ def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) 
 # -- packs ---------------------------------------------------------------------------------------
 #
 # The steps of a run on packs are trained unpacked: the same samples, one a row, with padding. They
-# are read anew by what the lineage of a step says, so nothing of the packed batch goes into them.
+# are read again by what the lineage of a step says, so nothing of the packed batch goes into them.
 
 
 class Step(NamedTuple):

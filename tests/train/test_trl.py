@@ -133,7 +133,7 @@ PAIRS = [
 ]
 
 
-# TRL counts what the template writes behind the end mark to the answer. Here that is nothing.
+# TRL counts what the template writes after the end mark to the answer. Here that is nothing.
 PAIR_TOKENIZER = byte_tokenizer(chat=True)
 PAIR_TOKENIZER.chat_template = PAIR_TOKENIZER.chat_template.replace("<|im_end|>\n", "<|im_end|>")
 

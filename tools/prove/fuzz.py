@@ -305,7 +305,7 @@ def _parsers(folder: Path) -> dict[str, Parser]:
             pass
 
     def parse_part(data: bytes) -> None:
-        """Read a part whose checksums a stranger has made anew."""
+        """Read a part whose checksums a stranger has made again."""
         part = IndexPart("mmstream.index.0", max(1, len(data)), "", 0, 1)
         table_bytes = data[HEADER_BYTES : table_size(2)]
         seal = sample_checksum(table_bytes).to_bytes(4, "little")
@@ -385,7 +385,7 @@ def _plans(dataset: Dataset, folder: Path) -> dict[str, Parser]:
             order.refs(0, step)
 
     def parse_arrays(data: bytes) -> None:
-        """Read packs whose hash a stranger has made anew."""
+        """Read packs whose hash a stranger has made again."""
         sha256 = hashlib.sha256(data).hexdigest()
         arrays = folder / f"arrays.{sha256[:12]}"
         arrays.write_bytes(data)

@@ -52,7 +52,7 @@ DAMAGES = (
     Damage("JSON that is cut", b'{"text": "a bear', "^not JSON: "),
     Damage("no JSON", b"a bear on grass", "^not JSON: "),
     Damage("two objects in a line", b'{"text": "a"} {"text": "b"}', "^not JSON: "),
-    Damage("bytes that are no UTF-8", b'{"text": "a \xff\xfe bear"}', "^not UTF-8: "),
+    Damage("bytes that are not UTF-8", b'{"text": "a \xff\xfe bear"}', "^not UTF-8: "),
     Damage("a list", [1, 2], "^row: expected an object, found a list$"),
     Damage("a number", 7, "^row: expected an object, found a number$"),
     Damage("null", None, "^row: expected an object, found null$"),
@@ -87,7 +87,7 @@ DAMAGES = (
     ),
     Damage("no turns", {"messages": []}, "^messages is empty$"),
     Damage("an unknown role", _chat({"role": "ghost", "content": "Boo."}), "unknown role 'ghost'"),
-    Damage("a turn that is no object", {"messages": ["hello"]}, "^turn 1: expected an object"),
+    Damage("a turn that is not an object", {"messages": ["hello"]}, "^turn 1: expected an object"),
     Damage(
         "a turn without content", _chat({"role": "user"}), "^turn 1: (content|value): expected "
     ),

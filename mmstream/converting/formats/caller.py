@@ -115,7 +115,7 @@ def read_tags(source: str) -> dict[str, Tags]:
             is returned under the name "".
 
     Raises:
-        ConfigError: The file is no dataset_info.json, or it has no such entry.
+        ConfigError: The file is not a dataset_info.json, or it has no such entry.
         FileNotFoundError: There is no such file.
     """
     file, _, name = source.partition("#")
@@ -251,7 +251,7 @@ class RowParser:
         for names in zip(*self.columns, strict=True):
             for name in names:
                 if not isinstance(name, str) or not name or names.count(name) > 1:
-                    raise ConfigError(f"columns: {name!r} is no name of a column, or twice there")
+                    raise ConfigError(f"columns: {name!r} is not a column's name, or twice there")
         media = {key for keys in MEDIA_KEYS.values() for key in keys}
         if self.function is not None or any(ours in media | _URL_KEYS for ours, _ in self.columns):
             return
@@ -410,7 +410,7 @@ def _load_installed(name: str) -> Callable[..., Any]:
             f"{escaped(error)}; update or uninstall its package"
         ) from error
     if not callable(function):
-        raise ConfigError(f"format={name!r}: {entries[0].value} is no function")
+        raise ConfigError(f"format={name!r}: {entries[0].value} is not a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -418,8 +418,8 @@ def load_function(name: str) -> Callable[..., Any]:
     """Import a function by its name, such as ``my_rows:caption``.
 
     Raises:
-        ConfigError: There is no such module, it has no such name, or that is no function. What the
-            module raises when it is imported passes.
+        ConfigError: There is no such module, it has no such name, or it is not a function. What
+            the module raises when it is imported passes.
     """
     value = load_object(name)
     if not callable(value):
@@ -437,10 +437,10 @@ def load_object(name: str) -> Any:
     module_name, _, attributes = name.partition(":")
     names = (*module_name.split("."), *attributes.split("."))
     if not all(map(str.isidentifier, names)):
-        raise ConfigError(f"{name}: is no name such as module:function")
+        raise ConfigError(f"{name}: is not a name such as module:function")
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
-        sys.path.append(folder)  # behind the others, so that nothing there hides an installed one
+        sys.path.append(folder)  # after the others, so that nothing there hides an installed one
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

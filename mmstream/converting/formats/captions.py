@@ -12,7 +12,7 @@ mmc4      {"text_list": ["...", "..."], "image_info": [{"raw_url": "...", "image
 
 A document becomes one turn of the assistant, as ms-swift writes texts for pre-training: all of it
 is trained. OBELICS says where its images are. MMC4 says which text an image belongs to; the image
-then stands before this text, or behind it where the caller wants that. An image that is null is
+then stands before this text, or after it where the caller wants that. An image that is null is
 left out, and ``num_missing_images`` counts them.
 """
 
@@ -224,7 +224,7 @@ def mmc4(row: ParsedRow, from_files: bool = False, images_after: bool = False) -
     Args:
         row: The parsed row.
         from_files: Read the images by ``image_name`` in the media root, not by their URLs.
-        images_after: Put each image behind the text that it matches, not before it.
+        images_after: Put each image after the text that it matches, not before it.
     """
     texts = [
         expect(text, str, f"text_list[{i}]")

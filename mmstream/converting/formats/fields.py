@@ -119,7 +119,7 @@ def value_of_text(text: str) -> Any:
         return decode_json(text.encode())
     try:
         value = ast.literal_eval(text)
-        msgspec.json.encode(value)  # a set or bytes is no JSON
+        msgspec.json.encode(value)  # a set or bytes is not JSON
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
     return value if isinstance(value, list | dict) else text
@@ -174,7 +174,7 @@ class ParsedRow(dict[str, Any]):
     """A parsed row, which remembers its format and the keys that this has read.
 
     A key that was taken is not repeated in the ``json``. The other keys are kept there, and those
-    that are no known facts are counted as unread.
+    that are not known facts are counted as unread.
     """
 
     __slots__ = ("facts", "format", "taken")

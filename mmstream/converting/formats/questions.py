@@ -229,7 +229,8 @@ def _letter_of(answer: Any, choices: dict[str, str], name: str, *, is_counted: b
     is_text = isinstance(answer, str) and not is_counted
     if is_text and any(_NUMBER.fullmatch(choice.strip()) for choice in choices.values()):
         raise RowError(
-            f"{name}: {text} is no choice, and no index where choices are numbers; name the letter"
+            f"{name}: {text} is not a choice, and not an index where choices are numbers; name "
+            "the letter"
         )
     number = int(index[1])
     if not 0 <= number < len(choices):

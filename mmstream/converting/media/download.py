@@ -501,7 +501,7 @@ def disallowed_by(robots_tags: Iterable[str], tdm_reservation: str | None = None
     """Return the directive that forbids the use of a medium. None: there is none.
 
     Args:
-        robots_tags: Every ``X-Robots-Tag`` of an answer. A directive may stand behind the name of
+        robots_tags: Every ``X-Robots-Tag`` of an answer. A directive may stand after the name of
             the program that it is for: ``otherbot: noai, noindex``.
         tdm_reservation: ``TDM-Reservation`` of the answer (W3C TDMRep). ``1`` reserves the rights
             of text and data mining.
@@ -552,6 +552,6 @@ def decompressed(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
         raise RowError(f"its {name} body is damaged") from None
     if len(data) > max_bytes:
         raise RowError(f"larger than {max_bytes:,} bytes when decompressed")
-    if not inflater.eof or inflater.unused_data:  # cut off, or more behind its end
+    if not inflater.eof or inflater.unused_data:  # cut off, or more after its end
         raise RowError(f"its {name} body is damaged")
     return data

@@ -139,7 +139,7 @@ def is_allowed(host: str, port: int, allowed: HostRules) -> bool:
 def parse_url(url: str, allowed: HostRules, base: str | None = None) -> WebAddress:
     """Take a URL apart, and check all that can be checked without DNS.
 
-    The result is written anew from its pieces. So the host that was checked is the host that the
+    The result is rewritten from its pieces. So the host that was checked is the host that the
     HTTP client sees, whatever the URL holds.
 
     Args:
@@ -244,8 +244,8 @@ def _host(host: str) -> str:
     """Return a host in the form that is compared and connected to.
 
     Raises:
-        ValueError: It is no name and no address. Numbers such as ``2130706433`` and ``0x7f.1`` are
-            no names: C libraries read them as addresses.
+        ValueError: It is neither a name nor an address. Numbers like ``2130706433`` and ``0x7f.1``
+            are not names: C libraries read them as addresses.
     """
     if ":" in host:
         return str(IPv6Address(host))

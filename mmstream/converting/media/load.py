@@ -2,7 +2,7 @@
 
     rows -> formats -> LOAD -> CHECK (type, checks, facts; made smaller where asked for) -> shard
 
-Rows keep their order. One slow server must not hold up the downloads of the rows behind it. So many
+Rows keep their order. One slow server must not hold up the downloads of the rows after it. So many
 rows are in flight, and what has arrived waits for its turn: in memory, and beyond a limit on disk.
 
 To decode and encode takes most of the time of a conversion, and needs nothing but the bytes of the
@@ -631,7 +631,7 @@ def _check_duration(facts: Facts, options: MediaOptions) -> None:
 def require_starts_inside(content: Mapping[str, Any], media: Sequence[Media]) -> None:
     """Refuse a span that starts at the end of a file or later: training would find nothing there.
 
-    An end behind that of the file is no fault: decoders cut it, and many corpora round up.
+    An end after that of the file is not a fault: decoders cut it, and many corpora round up.
 
     Args:
         content: The ``json`` of the sample, with its ``segments``, or ``start_s``.

@@ -16,14 +16,14 @@ fsspec as they are: only known schemes pass, no chains of URLs, and only under t
 caller named. Of local files, nothing outside the media root is read.
 
 `MediaAccess` says what a conversion may read. It is made once, in the main process; `load.py` gets
-it with the rows of a shard. It is no part of the plan: the same files may lie somewhere else later.
+it with the rows of a shard. It is not part of the plan: the same files may be elsewhere later.
 
 The directory of an archive is read once, and kept for the rows that follow, because rows usually
 name the members of few archives at a time. A tar has no directory: all its headers are read. The
 module `zipfile` reads the directory of a zip and unpacks its members. These are fetched by ranges
 and within limits. Each is stored as it is, or compressed by deflate, as nearly all zips are.
 
-Storage or a disk that fails ends the conversion: that is no fault of a row. So does a media root
+Storage or a disk that fails ends the conversion: that is not a fault of a row. So does a media root
 that was there at the beginning and is gone, such as a network mount that was lost. An object or a
 file that is missing is a fault of its row.
 """
@@ -94,7 +94,7 @@ def require_prefixes(allow_urls: Sequence[str]) -> tuple[str, ...]:
     """Return URL prefixes that rows may name, checked.
 
     Raises:
-        ConfigError: One of them is no URL of a bucket or folder.
+        ConfigError: One of them is not a URL of a bucket or folder.
     """
     for prefix in allow_urls:
         require_no_secret(prefix)
@@ -355,7 +355,7 @@ def _store(prefix: str) -> Store:
 
 
 _KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
-"""Their files are no data. Some of them fail when they are read, or never end."""
+"""Their files are not data. Some of them fail when they are read, or never end."""
 
 _BAD_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 _MAX_FOLDERS = 1000
@@ -427,8 +427,8 @@ class LocalFolder:
                 self._require_root()
                 raise RowError(f"no such file{_tried(path)}") from None
             raise StorageError(
-                f"{escaped(self._root)}/{escaped(path)}: {error.strerror}; this is no fault of a "
-                "row, so the conversion stops. Mend the disk, then run the same command again"
+                f"{escaped(self._root)}/{escaped(path)}: {error.strerror}; this is not "
+                "a fault of a row, so the conversion stops. Repair the disk, then run it again"
             ) from error
 
     def _open_any(self, path: str) -> int:
@@ -559,7 +559,7 @@ class Archives:
             max_bytes: The largest member that is read.
 
         Raises:
-            RowError: It is no archive, or has no such file, or that is damaged, encrypted, too
+            RowError: It is not an archive, or has no such file, or that is damaged, encrypted, too
                 large, or compressed in a rare way. The message does not name it.
         """
         members, name = self._members(archive), _plain_name(member)

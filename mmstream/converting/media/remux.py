@@ -4,7 +4,7 @@
 
 The header of an MP4 says where each frame lies and when it is shown. So training reads a few frames
 of a large file without the rest. Of an MKV or an MPEG-TS it must read everything. Nothing is
-encoded anew.
+re-encoded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def remuxed(data: bytes, deadline: Deadline) -> bytes | None:
         sound, of which one alone could be compared.
 
     Raises:
-        DecodeError: It is no whole video.
+        DecodeError: It is not a whole video.
         TimeoutError: It takes too long.
     """
     file = read_video_file(data, deadline, MAX_PIXELS)

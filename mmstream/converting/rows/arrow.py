@@ -97,7 +97,7 @@ def iter_arrow(path: Path, rows: str) -> Iterator[NumberedRow]:
     size = path.stat().st_size
     with pa.OSFile(str(path)) as file:
         yield from enumerate(rows_of_batches(_batches(file), rows), 1)
-    if path.stat().st_size != size:  # a stream may end behind any batch
+    if path.stat().st_size != size:  # a stream may end after any batch
         raise ConfigError(
             f"{rows}: changed its size while it was read; convert again when it is whole"
         )
@@ -123,7 +123,7 @@ def rows_of_batches(batches: Iterable[pa.RecordBatch], rows: str) -> Iterator[An
         raise
     except Exception as error:  # Arrow raises many, and names of columns may not be UTF-8
         raise ConfigError(
-            f"{rows}: damaged Arrow behind row {number} ({escaped(error)}); fetch or write it again"
+            f"{rows}: damaged Arrow after row {number} ({escaped(error)}); fetch or write it again"
         ) from None
 
 
@@ -244,11 +244,11 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
         return _picture(value, name)
     if type(value).__name__ in ("NAType", "NaTType"):  # what pandas has for missing values
         return None
-    raise RowError(f"{name}: a {type(value).__name__} is no JSON value, bytes or picture")
+    raise RowError(f"{name}: a {type(value).__name__} is not a JSON value, bytes or picture")
 
 
 def _listed(value: np.ndarray[Any, Any] | np.generic, name: str) -> Any:
-    """Return an array as lists, or a number of NumPy as Python's. An image is no list."""
+    """Return an array as lists, or a number of NumPy as Python's. An image is not a list."""
     if isinstance(value, np.ndarray):
         key = name.partition("[")[0].lower()
         is_image = value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] in (1, 3, 4)
@@ -286,7 +286,7 @@ def without_nulls(value: Any) -> Any:
 
 def _key(key: Any, name: str) -> str:
     if not isinstance(key, str):
-        raise RowError(f"{name}: the key {key!r} is no text")
+        raise RowError(f"{name}: the key {key!r} is not text")
     return str.__str__(key)
 
 

@@ -2,7 +2,7 @@
 
     a file -> DETECT -> the function that reads its kind
 
-Where the content says that the file is no rows at all, the error names what it is.
+Where the content says that the file is not rows at all, the error names what it is.
 
 Texts that are not UTF-8 are written in UTF-8, where the caller names their encoding.
 """
@@ -112,7 +112,7 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
     """Raise a ConfigError that names the kind of a file that holds no rows.
 
     Raises:
-        ConfigError: A picture, a web page, an archive, a database, or text that is no UTF-8.
+        ConfigError: A picture, a web page, an archive, a database, or text that is not UTF-8.
     """
     if head.startswith(_UTF16):
         raise ConfigError(f"{rows}: is not UTF-8; say encoding='utf-16'")
@@ -284,7 +284,7 @@ def encoding_name(name: str) -> str:
         return codecs.lookup(name).name
     except (LookupError, ValueError, TypeError):
         raise ConfigError(
-            f"encoding={shown(name)}: is no encoding of texts that Python knows, such as "
+            f"encoding={shown(name)}: is not an encoding of texts that Python knows, such as "
             "'gb18030', 'big5', 'shift_jis', 'utf-16' or 'cp1252'"
         ) from None
 

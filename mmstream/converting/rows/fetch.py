@@ -382,7 +382,7 @@ def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> li
         limit: No more tars are read than have so many samples together.
 
     Raises:
-        ConfigError: A file is no tar, or damaged.
+        ConfigError: A file is not a tar, or damaged.
         StorageError: A remote tar could not be read.
     """
     copies: list[str] = []
@@ -394,7 +394,7 @@ def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> li
         if plain != path:
             path.symlink_to(plain.resolve())
         if not _is_plain(read_head(str(path), 2 * BLOCK)):
-            raise ConfigError(f"{file.url}: is no tar, and the first file is one; name tars alone")
+            raise ConfigError(f"{file.url}: is not a tar, and the first file is; name tars alone")
         copies.append(str(path))
         if limit is not None:
             num_samples += len(open_dataset([path]))

@@ -77,7 +77,7 @@ class FolderContent:
     splits: list[str] = field(default_factory=list)
     """The folders train, val, test, if all media lie in these."""
     classes: dict[str | None, dict[str, int]] = field(default_factory=dict)
-    """{split: {folder: number of its class}}. A split whose folders are no classes is absent."""
+    """{split: {folder: number of its class}}. A split whose folders are not classes is absent."""
 
     def kind(self, folder: str, rows_as: RowKind | None) -> str:
         """Return what the rows of the folder are: tars, tarred, transcripts, metadata, ...
@@ -234,7 +234,7 @@ def _classes_of(
         if len(folders[split]) > 1:
             names = ", ".join(escaped(name) for name in sorted(folders[split] - {""})[:3])
             logger.warning(
-                "%s: media files lie beside the folders (%s), so these are no classes",
+                "%s: media files lie beside the folders (%s), so these are not classes",
                 f"{url}/{split}" if split else url,
                 names,
             )
@@ -245,7 +245,7 @@ def _classes_of(
 class _File(NamedTuple):
     path: str
     text_bytes: int | None
-    """Size of the text file of the same name beside it. None: there is none. 0: it is no file."""
+    """Size of the text file of the same name. None: there is none. 0: it is not a file."""
 
 
 def _walk(store: Store, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[_File]:

@@ -165,7 +165,7 @@ def _open(rows: Rows, folder: Path, options: RowOptions, root: str | None) -> Ro
             options.require_kind("tars", urls[0])
             return _open_tars(inputs, name, folder, options)
         if options.rows_as == "tars":
-            raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars'")
+            raise ConfigError(f"{urls[0]}: is not a tar; leave out rows_as='tars'")
     return plain_files.open(inputs)
 
 
@@ -509,7 +509,7 @@ class PlainFiles:
     def _parsed(
         self, path: Path, kind: RowKind, delimiter: str, file: InputFile
     ) -> Iterator[NumberedRow]:
-        """Return the rows of a file that is no JSONL, or that is not read by its lines."""
+        """Return the rows of a file that is not JSONL, or that is not read by its lines."""
         readers: dict[str, Callable[[], Iterator[NumberedRow]]] = {
             "parquet": lambda: iter_parquet(ParquetFile.open(InputFile(str(path), file.name))),
             "arrow": lambda: iter_arrow(path, file.url),

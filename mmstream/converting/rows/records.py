@@ -280,7 +280,7 @@ class RecordRange(RowRange):
     starts: IntArray
     """int64 [n] byte offsets of the rows."""
     stops: IntArray
-    """int64 [n] byte offsets behind the rows."""
+    """int64 [n] byte offsets after the rows."""
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -441,7 +441,7 @@ def scan_lines(path: Path, offsets: BinaryIO, limit: int | None = None) -> tuple
     """Write the offsets of all lines of a file. Return their number and the file's checksum.
 
     A file with the lines ``{}`` and ``[1]`` has 3 + 4 bytes. Its offsets are 0, 3, 7. One empty
-    line at the end of the file, as editors leave it, is no row.
+    line at the end of the file, as editors leave it, is not a row.
 
     Args:
         path: The file of rows.

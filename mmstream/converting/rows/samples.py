@@ -4,7 +4,7 @@
 
 A sample is written again as it is: the same key, the same fields, byte for byte. Samples that the
 bad list names are left out. Untrusted tars may use the same keys. Of two samples with one key in
-a shard, the second one gets its number behind its key: ``0001-7``. Side by side they would be read
+a shard, the second one gets its number after its key: ``0001-7``. Side by side they would be read
 as one.
 """
 

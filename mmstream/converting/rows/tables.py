@@ -1,4 +1,4 @@
-"""Rows in files of text that are no JSONL: tables, transcripts, COCO's annotations, JSON values.
+"""Rows in files of text that are not JSONL: tables, transcripts, COCO's annotations, JSON values.
 
     a plain file of text -> TABLES -> spool; JSON values -> a line each
 
@@ -29,9 +29,9 @@ Captions become ``{"image", "captions": [...]}``. Boxes become ``objects``, as t
 name of their category. Pictures without annotations are rows too, and will be rejected or labelled
 by their format. The whole file is in memory, as for every tool that reads it.
 
-JSON values that are no lines are those of an array, or objects after each other over several lines.
-The whole file is in memory. msgspec splits an array, all at once. Arrays that it does not take,
-such as those with NaN, and the objects of a stream are parsed one after the other.
+JSON values that are not lines are those of an array, or objects after each other over several
+lines. The whole file is in memory. msgspec splits an array, all at once. Arrays that it does not
+take, such as those with NaN, and the objects of a stream are parsed one after the other.
 
 A file that is one JSON object may have the rows inside:
 
@@ -306,7 +306,7 @@ def iter_coco(path: Path, rows: str) -> Iterator[NumberedRow]:
     """Yield (number, row) of each picture, in the order of ``images``.
 
     Raises:
-        ConfigError: It is no annotation file, two pictures have one id, or an annotation is of
+        ConfigError: It is not an annotation file, two pictures have one id, or an annotation is of
             none of them.
     """
     coco = parse_coco(path)
@@ -360,7 +360,7 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class NotJSONError(ValueError):
-    """The file is no JSON array, or no stream of JSON objects. The message names the line."""
+    """The file is not a JSON array, or no stream of JSON objects. The message names the line."""
 
 
 def write_lines(path: Path, target: Path, limit: int | None) -> Path:
@@ -409,7 +409,7 @@ def first_value(path: Path) -> bytes:
 
 def _values_of(text: str) -> Iterator[bytes]:
     """Yield the values of an array with a NaN or a fault, or of a stream, one after the other."""
-    decoder = json.JSONDecoder(parse_int=float)  # an int of thousands of digits is no JSON there
+    decoder = json.JSONDecoder(parse_int=float)  # an int of thousands of digits is not JSON there
     position = _behind_blanks(text, 0)
     is_array = text[position : position + 1] == "["
     mark = "," if is_array else ""
@@ -583,5 +583,5 @@ def single_object(path: Path) -> Any:
 def _is_row(value: dict[str, Any]) -> bool:
     lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
     if any("segments" in row for rows in lists for row in rows[:1]):
-        return False  # GigaSpeech: "audios" is no list of paths here
+        return False  # GigaSpeech: "audios" is not a list of paths here
     return _format_of(value) is not None

@@ -112,7 +112,7 @@ class AudioPlan(NamedTuple):
     start: int
     """First sample of the result, counted from the start of the file at the result's rate."""
     stop: int
-    """The sample behind the last."""
+    """The sample after the last."""
     start_s: float
     """Time of the first sample in seconds; in a file with a video, after its first frame."""
     shape: AudioShape
@@ -274,7 +274,7 @@ class AudioDecoder:
 
         Raises:
             DecodeError: The file is damaged, has no audio, has none in the span, or exceeds a
-                limit. Or the row's span is no span.
+                limit. Or the row's span is not a span.
             TimeoutError: It takes longer than `timeout_s`.
             ConfigError: ``rng`` is missing.
         """
@@ -510,7 +510,7 @@ class Piece(NamedTuple):
     start: int
     """First sample of the source."""
     stop: int
-    """The sample of the source behind the last."""
+    """The sample of the source after the last."""
     offset: int
     """How many samples of the piece's result come before the span."""
 
@@ -530,7 +530,7 @@ def source_piece(start: int, stop: int, num_samples: int, source_rate: int, rate
 
     Args:
         start: First sample of the result.
-        stop: The sample of the result behind the last.
+        stop: The sample of the result after the last.
         num_samples: Samples of the whole source.
         source_rate: Of the source.
         rate: Of the result.

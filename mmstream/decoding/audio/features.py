@@ -6,7 +6,7 @@ device makes them of a batch's samples:
     mel = features(batch["audio"], batch["audio_length"])
 
 They are those of transformers' ``WhisperFeatureExtractor``, with its mel filters. Frames that hear
-nothing but the silence behind a recording are all alike, and are not computed.
+nothing but the silence after a recording are all alike, and are not computed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WhisperFeatures:
         Returns:
             float32 [num_mels, F], or [N, num_mels, F]. F is ``chunk_s * 100`` for "max", else that
             of the longest recording. A result does not depend on the rest of its batch; what is
-            behind its own frames is silence for "max" and 0 else.
+            after its own frames is silence for "max" and 0 else.
 
         Raises:
             ConfigError: The samples have another shape, or a recording is longer than `chunk_s`.

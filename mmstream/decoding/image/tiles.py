@@ -146,7 +146,7 @@ class LlavaOnevisionTiles(LlavaNextTiles):
 
     Raises:
         ConfigError: `shapes` is empty, or an entry is not a pair of positive numbers. Or
-            `background` is no colour.
+            `background` is not a colour.
 
     Examples:
         A picture of 600 x 800 pixels becomes the whole picture and 2 x 3 tiles of 384 pixels:
@@ -171,7 +171,7 @@ class SquareTile(TileRule):
     """
 
     def views(self, picture: Shape, side: int) -> list[View]:
-        """Return one view. Its box sticks out of a picture that is no square."""
+        """Return one view. Its box sticks out of a picture that is not a square."""
         height, width = picture
         longest = max(picture)
         box = (-((longest - height) // 2), -((longest - width) // 2), longest, longest)

@@ -5,7 +5,7 @@ Place in the flow: `TextDecoder` renders the messages of a sample here, and toke
 A chat template can be any program from messages to a string. Some mark what the model generates,
 for `transformers`: then these marks hold. With others, an answer is the difference of renderings:
 
-- It starts behind the generation prompt: what the template writes behind the messages before it.
+- It starts after the generation prompt: what the template writes after the messages before it.
 - It ends where the template goes on to the next message, without the white space after its end
   mark. Where the template writes no such mark, the token that begins the next turn ends the answer.
 
@@ -163,7 +163,7 @@ class Chat:
 
         Returns:
             The text, and those turns of the assistant in it that are trained: from the first
-            character that the model generates to the end mark, without the white space behind it.
+            character that the model generates to the end mark, without the white space after it.
 
         Raises:
             DecodeError: The template refuses the messages, or a turn cannot be found in the text.
@@ -353,7 +353,7 @@ class Chat:
         tools: list[Any] | None,
         earlier: list[tuple[str, str, str]],
     ) -> str:
-        """Return what the template writes behind the messages before answer i, to generate it.
+        """Return what the template writes after the messages before answer i, to generate it.
 
         Args:
             messages: The conversation.
@@ -431,7 +431,7 @@ class Chat:
         return stop - len(own)
 
     def _behind(self, prompt: str, text: str, start: int, stop: int) -> int:
-        """Return the position behind a prompt, or behind the tokens and lines at its begin.
+        """Return the position after a prompt, or after the tokens and lines at its begin.
 
         A template may leave out the rest, such as the begin of a thought.
         """
@@ -472,7 +472,7 @@ class Chat:
             ends = [token.end() for token in self._added.finditer(text, start, trimmed)]
             return trimmed if ends and ends[-1] == trimmed else stop
         behind = next(_INK.finditer(text, stop)).start()
-        if mark := self.tail.strip():  # of the last answer, it may stand behind the messages
+        if mark := self.tail.strip():  # of the last answer, it may stand after the messages
             is_behind = text.startswith(mark, behind) and not text.endswith(mark, start, trimmed)
             return behind + len(mark) if is_behind else trimmed
         # The template writes no mark: what the model generates instead begins the next turn.
@@ -564,7 +564,7 @@ def _with_turns(chat: Chat) -> Chat:
 
 
 def _written_behind(before: MarkedText, whole: MarkedText, i: int) -> str:
-    """Return what a text has behind message i, its last one, that the whole text has not there."""
+    """Return what a text has after message i, its last one, that the whole text has not there."""
     if (segments := before.segments.get(i)) and (whole_segments := whole.segments.get(i)):
         written = before.text[segments[-1][0] :]
         own = whole.text[whole_segments[-1][0] : whole.segments[i + 1][0][0]]
@@ -830,7 +830,7 @@ def _traced(message: Message, number: int, traces: dict[str, tuple[int, str]]) -
 
 
 def _with_name(call: dict[str, Any], word: str) -> dict[str, Any]:
-    """Return a tool call with a word behind the name of its function."""
+    """Return a tool call with a word after the name of its function."""
     if isinstance(call.get("function"), dict):
         return {**call, "function": _with_name(call["function"], word)}
     return {**call, "name": f"{call.get('name', '')}{word}"}

@@ -71,7 +71,7 @@ A tokenizer keeps up to 640 bytes for each until the call returns.
 """
 
 _NOWHERE = 1 << 62
-"""A position behind every text."""
+"""A position after every text."""
 
 
 class DecodedText(NamedTuple):
@@ -540,7 +540,7 @@ class TextDecoder:
         return [v if isinstance(v, list) else decode_text(v, self.max_bytes) for v in values]
 
     def _check_list(self, sample: dict[str, Any], value: list[Any]) -> None:
-        """Raise DecodeError for a list that is no conversation."""
+        """Raise DecodeError for a list that is not a conversation."""
         source = self.source(sample)
         if not value or isinstance(value[0], str):
             raise DecodeError(

@@ -48,7 +48,7 @@ AudioLength: TypeAlias = Callable[[AudioShape], int | MediaText]
 """Says how many tokens an audio of a shape takes, from 1 up, or which text takes its place."""
 
 IDEFICS_MARK = "<fake_token_around_image>"
-"""What chat templates of Idefics write before and behind a picture."""
+"""What chat templates of Idefics write before and after a picture."""
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ def _replace_tokens(
     queues = {token: iter(replacements) for token, replacements in texts.items()}
     pieces: list[str] = []
     stops: list[int] = []  # of each token in the old text
-    shifts = [0]  # by how much what stands behind so many tokens moves
+    shifts = [0]  # by how much what stands after so many tokens moves
     stamps: list[Span] = []
     copied = 0
     for match in re.finditer("|".join(map(re.escape, texts)), text):
@@ -459,7 +459,7 @@ def _idefics2_marks(text: str) -> list[str]:
     """Return what takes the place of each mark around pictures, as ``Idefics2Processor`` has it.
 
     Pictures side by side share a mark, and a word that follows one gets a space before it. Idefics3
-    does not do so: it writes ``<global-img>`` behind its first mark.
+    does not do so: it writes ``<global-img>`` after its first mark.
     """
     followers = re.findall(rf"{IDEFICS_MARK}(?=({IDEFICS_MARK}|[^\s<])?)", text)
     return [

@@ -43,7 +43,7 @@ def join_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         messages: Turns with roles of `ROLES`. The content is a string or a list of parts.
 
     Raises:
-        DecodeError: The content of a call is no JSON with a name and arguments.
+        DecodeError: The content of a call is not JSON with a name and arguments.
     """
     joined: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
@@ -80,7 +80,7 @@ def read_calls(message: dict[str, Any], number: int) -> dict[str, Any]:
     if not calls:
         return without_calls
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise DecodeError(f"messages[{number}]: tool_calls is no list of calls")
+        raise DecodeError(f"messages[{number}]: tool_calls is not a list of calls")
     return {**without_calls, "tool_calls": [_read_call(call, number) for call in calls]}
 
 
@@ -98,7 +98,7 @@ def _read_call(call: dict[str, Any], number: int) -> dict[str, Any]:
         )
     if not isinstance(arguments, dict) and call.get("arguments") is not None:
         raise DecodeError(
-            f"messages[{number}]: the arguments of a tool call are no JSON object: "
+            f"messages[{number}]: the arguments of a tool call are not a JSON object: "
             f"{escaped(call['arguments'], 60)}"
         )
     return {**call, "arguments": arguments or {}}
@@ -135,5 +135,5 @@ def _parsed(text: str, number: int) -> Any:
         return parse_json(text.encode("utf-8", "surrogatepass"))
     except DecodeError as error:
         raise DecodeError(
-            f"messages[{number}]: a tool call is no JSON: {error}: {escaped(text.strip(), 60)}"
+            f"messages[{number}]: a tool call is not JSON: {error}: {escaped(text.strip(), 60)}"
         ) from None

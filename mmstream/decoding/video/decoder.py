@@ -136,7 +136,7 @@ class VideoDecoder:
         span: Which part of the video counts: (start, end) in seconds from the first frame, the end
             left out. "row": the span that the row states by ``start_s`` and ``end_s``, or the whole
             video. An end beyond the video's is cut. None: the whole video.
-        clip_s: Seconds of a random clip within the span, drawn anew in each epoch. A shorter video
+        clip_s: Seconds of a random clip within the span, drawn again in each epoch. A shorter video
             is taken whole.
         min_frames: Fewest frames. A video that has fewer gives all that it has.
         max_frames: Most frames. Neither counts where `num_frames` or `indices` says how many.
@@ -285,7 +285,7 @@ class VideoDecoder:
             was given.
 
         Raises:
-            DecodeError: The file is no whole video, or exceeds a limit. The reason is one line.
+            DecodeError: The file is not a whole video, or exceeds a limit. The reason is one line.
             TimeoutError: Decoding takes longer than `timeout_s`.
             StorageError: Reading a part of the file failed.
             ConfigError: ``out`` cannot hold the result, or ``rng`` is missing. Or the decoder has
@@ -316,7 +316,7 @@ class VideoDecoder:
             The plan. Its ``shape`` says how many frames there will be, how large, and when.
 
         Raises:
-            DecodeError: As in a call. Or the span of the row is none, or lies behind the video.
+            DecodeError: As in a call. Or the span of the row is none, or lies after the video.
             TimeoutError: As in a call.
             StorageError: As in a call.
             ConfigError: ``rng`` is missing.

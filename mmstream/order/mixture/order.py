@@ -225,7 +225,7 @@ class Draws:
         return np.lexsort((lanes, offsets, steps))
 
     def _errors(self, positions: IntArray, draws: IntArray) -> IntArray:
-        """Return int64 [P*Q, S]: the errors behind the last phase, in 2^-20 of a sample."""
+        """Return int64 [P*Q, S]: the errors after the last phase, in 2^-20 of a sample."""
         phase = self.phases[-1]
         period = sum(phase.shares)
         due = (positions - phase.positions_before)[:, None] * np.array(phase.shares)

@@ -112,7 +112,7 @@ class Recipe:
             window_bytes: B, bytes of all windows together, over all ranks, in place of `window`.
                 Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments that a window of a source is drawn from.
-            reshuffle: "global": each epoch of a source deals all its chunks anew. "lanes": each
+            reshuffle: "global": each epoch of a source deals all its chunks newly. "lanes": each
                 lane has the same samples in every epoch, in another order. Small sources have no
                 lanes. Default: "lanes" with `has_cache`, else "global".
             has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
@@ -406,5 +406,5 @@ def _require_same_source(source: Mapping[str, Any], corpora: Mapping[str, Corpus
         was, now = ({key: side.get(key) for key in differing} for side in (saved, current))
         raise StateError(
             f"source {name!r} of the state has changed: it was {was} and is {now}: "
-            "resume on the old dataset, or start anew"
+            "resume on the old dataset, or start over"
         )

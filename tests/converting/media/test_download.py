@@ -277,7 +277,7 @@ def test_leaving_ends_all_downloads_and_the_thread(server: MediaServer) -> None:
 
 
 def test_a_dns_server_that_dies_in_mid_run_rejects_nothing(server: MediaServer) -> None:
-    """Kept connections and remembered names answer on, and are no sign that DNS is up."""
+    """Kept connections and remembered names answer on, and are not a sign that DNS is up."""
     dead = threading.Event()
 
     def look_up(host: str) -> list[str]:

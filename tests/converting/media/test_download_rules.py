@@ -192,7 +192,7 @@ async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
     host = new_host()
     for _ in range(20):
         host.failed(SILENT)
-    async with host.slot():  # a short break is no death
+    async with host.slot():  # a short break is not a death
         pass
     await asyncio.sleep(31)
     host.failed(SILENT)

@@ -163,7 +163,7 @@ def test_an_mp3_with_odd_bytes_around_its_frames_is_heard_to_its_end(name: str) 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (CBR[:MIDDLE] + bytes(9000) + CBR[MIDDLE:], "9,000 bytes within it are no frames"),
+        (CBR[:MIDDLE] + bytes(9000) + CBR[MIDDLE:], "9,000 bytes within it are not frames"),
         (CBR + mp3(64_000, 1.0, 48_000), "changes its sample rate"),
         (
             CBR + encoded("mp3", "libmp3lame", tone(1.0, 44_100, 2), "stereo", 64_000, 44_100),

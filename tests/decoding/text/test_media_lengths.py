@@ -366,7 +366,7 @@ def test_shapes_that_do_not_fit_the_text_are_told_in_one_line(
             mm.families.llava.onevision_video_length(),
             video_of(2, 224, 448)[2],
             mm.ConfigError,
-            "448x224 are no squares: give VideoDecoder",
+            "448x224 are not squares: give VideoDecoder",
         ),
         (
             mm.families.qwen_audio.audio_length(),

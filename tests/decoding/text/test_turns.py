@@ -102,17 +102,17 @@ def test_developers_are_systems_for_a_template_that_does_not_know_them() -> None
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
-        ({"role": "tool_call", "content": "weather()"}, "a tool call is no JSON"),
+        ({"role": "tool_call", "content": "weather()"}, "a tool call is not JSON"),
         ({"role": "tool_call", "content": '["weather"]'}, "a call needs JSON with name"),
         ({"role": "tool_call", "content": "[]"}, "an empty list of calls"),
-        (called({"name": "f", "arguments": "[1]"}), "are no JSON object"),
-        (called({"name": "f", "arguments": "Oslo"}), "a tool call is no JSON"),
-        (called({"name": "f", "arguments": [1]}), "are no JSON object"),
+        (called({"name": "f", "arguments": "[1]"}), "are not a JSON object"),
+        (called({"name": "f", "arguments": "Oslo"}), "a tool call is not JSON"),
+        (called({"name": "f", "arguments": [1]}), "are not a JSON object"),
         (called({"name": "f", "parameters": {"city": "Oslo"}}), "needs a name and arguments"),
         (called({"arguments": {}}), "needs a name and arguments"),
         ({"role": "tool_call", "content": '{"name": "f", "args": {}}'}, "needs a name and arg"),
         ({**assistant(""), "function_call": "f()"}, "needs a name and arguments"),
-        ({**assistant(""), "tool_calls": "f()"}, "tool_calls is no list of calls"),
+        ({**assistant(""), "tool_calls": "f()"}, "tool_calls is not a list of calls"),
     ],
 )
 def test_calls_of_another_form_are_a_bad_sample(turn: dict[str, Any], reason: str) -> None:

@@ -2,7 +2,7 @@
 
 attack.py    what an attack is, and how it runs in a child process with limits
 tars.py      members, headers and names of tars
-folders.py   manifests, bad lists, indexes, and files that are no files
+folders.py   manifests, bad lists, indexes, and files that are not files
 states.py    saved states
 rows.py      rows of a conversion, and the media that they name
 texts.py     texts and conversations

@@ -1,4 +1,4 @@
-"""Attacks by manifests, bad lists, indexes, and files that are no files."""
+"""Attacks by manifests, bad lists, indexes, and files that are not files."""
 
 from __future__ import annotations
 
@@ -193,9 +193,7 @@ ATTACKS = (
     Attack("manifest: more samples than blocks", _with_manifest(_shard(num_samples=10**6)), "json"),
     Attack("manifest: a negative count", _with_manifest(_shard(num_samples=-1)), "json"),
     Attack("manifest: 2^64 samples", _with_manifest(_shard(num_samples=1 << 64)), "json"),
-    Attack(
-        "manifest: a count that is no whole number", _with_manifest(_shard(num_samples=1.5)), "json"
-    ),
+    Attack("manifest: a count that is not whole", _with_manifest(_shard(num_samples=1.5)), "json"),
     Attack("manifest: 16,385 shards of 2^50 samples", _with_manifest(_many_huge_shards), "json"),
     Attack(
         "manifest: nested a million times", _with_bytes("mmstream.json", b"[" * 1_000_000), "json"
@@ -259,7 +257,7 @@ ATTACKS = (
     Attack("index part: zeros", _with_part(lambda data: bytes(len(data))), NO_INDEX),
     Attack("index part: 2^32 samples", _with_part(_with_row(num_samples=0xFFFFFFFF)), NO_INDEX),
     Attack("index part: columns far away", _with_part(_with_row(offset=(1 << 64) - 8)), NO_INDEX),
-    Attack("index part: samples behind the end", _with_part(_with_row(stop=1 << 48)), NO_INDEX),
+    Attack("index part: samples after the end", _with_part(_with_row(stop=1 << 48)), NO_INDEX),
     Attack("index part: a tar of an exabyte", _with_part(_with_row(num_bytes=1 << 60)), NO_INDEX),
     Attack("index part: long lengths", _with_part(_with_row(flags=3)), NO_INDEX),
     Attack("shard: a pipe", _with_special(SHARD, "fifo"), SHARD),

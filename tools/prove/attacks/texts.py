@@ -53,7 +53,7 @@ CHATS = {
         b"x", b"{% for a in range(10**9) %}{{ a }}{% endfor %}{{ ''.__class__ }}"
     )
     + b"]}",
-    "roles that are no roles": b'{"messages": [{"role": "\\u001b[2J", "content": "x"}]}',
+    "roles that are not roles": b'{"messages": [{"role": "\\u001b[2J", "content": "x"}]}',
     "content that is a number": b'{"messages": [{"role": "user", "content": 1e999}]}',
     "a part that nothing decodes": b'{"messages": [{"role": "user", "content": '
     b'[{"type": "video", "video": 0}]}]}',

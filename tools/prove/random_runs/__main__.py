@@ -11,7 +11,7 @@ slices, random parts, complements and lists of samples. It reads two epochs, whi
 promises of docs/guarantees.md. Then it reads them in parts: each on other ranks, workers, threads
 and storage, with and without a node cache. Parts end anywhere, some with killed workers, and some
 change the settings, the view or the number of shards. All must show the same rows, and states of
-another selection are refused in mid-epoch. Between parts, samples may be taken down: no later part
+another selection are refused mid-epoch. Between parts, samples may be taken down: no later part
 shows them, other rows of the epoch stay, and new epochs have all other samples. The exit code is 1
 if a trial fails.
 """

@@ -315,7 +315,7 @@ def _judge_content(facts: Facts, ref: Ref, content: Content, where: str) -> None
 
 
 def _counted(rows: Mapping[int, Row]) -> list[Row]:
-    """Return the rows of a step that are no padding."""
+    """Return the rows of a step that are not padding."""
     return [row for row in rows.values() if row.valid or row.records]
 
 

@@ -76,7 +76,7 @@ class Trial:
         self.kinds = random.Random(f"new {self.seed}")
 
     def set_weights(self, loader: mm.Loader) -> None:
-        """Set the weights that are due behind the last batch."""
+        """Set the weights that are due after the last batch."""
         if not self.live:
             return
         state = loader.state_dict()
@@ -569,7 +569,7 @@ def _check_views(data: Data) -> None:
 
 
 def _check_refusal(trial: Trial, before: Plan, present: Plan, state: dict[str, Any]) -> None:
-    """See that a state in mid-epoch is refused where one sample of one shard is another one."""
+    """See that a state mid-epoch is refused where one sample of one shard is another one."""
     draw, data = trial.choose, present.data
     name = draw.choice(list(before.chosen))
     has_begun = state["step"] or (data.mixture and state["epoch"])
@@ -734,7 +734,7 @@ def _read_in_parts(
         ):
             present = later
             present.data.corpora[""].show(later.num_shards)
-            trial.counts["changes in mid-epoch"] += epoch == 0
+            trial.counts["changes mid-epoch"] += epoch == 0
         while trial.choose.random() < 0.4 and trial.counts["takedowns"] < 3:
             _take_down(trial, present, expected, keys[position:])
             after = _read_on(trial, present, later, state, expected, keys[position:], shard_of)
@@ -748,7 +748,7 @@ def _read_in_parts(
             trial, folder, draw, present, (position, keys, last, ahead), remote, workers
         )
         if present is not plans[0] and keys[position][1] and epoch == 0:
-            trial.counts[f"resumed in mid-epoch after a change: {part.on_change}"] += 1
+            trial.counts[f"resumed mid-epoch after a change: {part.on_change}"] += 1
         if state is not None and trial.choose.random() < 0.3:
             _check_refusal(trial, plans[0] if epoch == 0 else later, present, state)
         steps, state = _read_part(trial, draw, present, part, state, shard_of)
