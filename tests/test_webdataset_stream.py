@@ -70,5 +70,5 @@ def test_a_sample_that_cannot_be_read_is_raised(tmp_path):
 def test_a_stage_that_would_split_the_samples_again_is_refused(corpus, splitter):
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8)
     stages = wds.DataPipeline(pipeline.as_webdataset(), wds.shuffle(10), splitter, list)
-    with pytest.raises(mm.ConfigError, match=f"wds.{splitter.__name__} behind it would split"):
+    with pytest.raises(mm.ConfigError, match=f"wds.{splitter.__name__} after it would split"):
         next(iter(stages))

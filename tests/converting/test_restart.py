@@ -309,7 +309,7 @@ def test_a_destination_that_holds_files_of_others_is_refused_by_name(corpus, tmp
 def test_a_folder_of_media_whose_name_is_no_utf_8_is_refused_in_one_line(corpus, tmp_path):
     folder = tmp_path / os.fsdecode(b"m\xe9dia")
     folder.mkdir()
-    with pytest.raises(mm.ConfigError, match=r"no UTF-8 .*m\\udce9dia.*; rename that"):
+    with pytest.raises(mm.ConfigError, match=r"not UTF-8 .*m\\udce9dia.*; rename that"):
         run(corpus, tmp_path / "out", media_root=folder)
     run(corpus, folder / "out")
     assert len(mm.open_dataset(folder / "out")) == 38

@@ -72,6 +72,7 @@ class FakeAudioDecoder:
     dtype: str = "float32"
     features: FakeFeatures | None = None
     duration: int | None = None
+    duration_s: float | None = None
     span: str | None = "row"
     is_random: bool = False
     max_seconds: float = 1e9

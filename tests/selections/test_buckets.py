@@ -201,7 +201,7 @@ def test_small_buckets_are_joined_and_said(written: str, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, "mmstream"):
         order = pipeline(written, [0, 5, 9, 12], min_steps=4).order
     assert [part.edge for part in order.buckets] == [5, 9, 12]
-    assert "words: 5 has the samples of 0, which have fewer than min_steps=4 steps" in caplog.text
+    assert "words: 5 also takes the samples of 0, too few for min_steps=4 steps" in caplog.text
 
 
 def test_a_view_has_its_own_samples_of_each_bucket(written: str) -> None:

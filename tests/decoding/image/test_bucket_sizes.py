@@ -103,7 +103,7 @@ def test_shapes_that_are_joined_are_a_warning(
     with caplog.at_level(logging.WARNING, "mmstream"):
         _ = pipeline(corpus, of_image(), batching=mm.Buckets("aspect", edges=EDGES)).order
     assert "buckets of aspect: " in caplog.text
-    assert "have fewer than min_steps=4 steps by themselves" in caplog.text
+    assert "too few for min_steps=4 steps" in caplog.text
 
 
 @pytest.mark.slow
