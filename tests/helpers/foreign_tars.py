@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import subprocess
 import tarfile
@@ -94,7 +93,3 @@ def gnu_tar(folder: Path, *names: str, options: tuple[str, ...] = ()) -> bytes:
     """A tar of files in a folder by GNU tar."""
     command = ["tar", "--create", "--file=-", "--sort=name", *options, *names]
     return subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout
-
-
-def gzipped(data: bytes) -> bytes:
-    return gzip.compress(data, mtime=0)
