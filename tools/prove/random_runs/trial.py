@@ -475,7 +475,10 @@ def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
     if draw.random() < (0.8 if data.views else 0.4) and not isinstance(data.batching, mm.Pack):
         grow(data.corpora[""], draw, trial.kinds)
         trial.say("shards appended")
-        if trial.choose.random() < 0.3:
+        still_chosen = all(data.chosen().values())
+        if not still_chosen:  # a view such as [:-6] without [-6:] has nothing of a longer corpus
+            data = replace(data, views=_draw_views(trial, data.corpora))
+        if trial.choose.random() < 0.3 and still_chosen:
             trial.counts["changes that only append"] += 1
             return Plan(data, settings, data.chosen(), len(data.shard_names()))
     later = {
