@@ -2,7 +2,7 @@
 # The checks and tests of this project:
 #
 #   bash tools/test.sh                    what a change can break; 6 minutes on two slow cores
-#   bash tools/test.sh --all              everything, with branch coverage; half an hour in CI
+#   bash tools/test.sh --all              everything, with branch coverage; 25 minutes
 #   bash tools/test.sh PYTEST ARGUMENTS   ruff, mypy, and these tests
 #
 # Sets up .venv with pinned versions, then runs ruff, mypy --strict and pytest. Both lanes have a real
