@@ -242,6 +242,8 @@ def test_repeat_is_part_of_the_state(tiny):
     plain = make_pipeline(tiny, global_batch_size=4 * N)
     many = repeated(tiny)
     assert "repeat" not in plain.order.identity()
+    twice = make_pipeline(tiny, global_batch_size=4, repeat=2)
+    assert twice.order.identity()["repeat"] == 2
     loader = mm.Loader(many)
     rest = [described(batch) for batch in loader][2:]
     loader = mm.Loader(many)
