@@ -609,8 +609,12 @@ def _judged(
     shard_of: Mapping[str, int],
     state: dict[str, Any] | None = None,
     before: Steps | None = None,
+    begun: Plan | None = None,
 ) -> Steps | None:
-    """Read to the end and judge it. `before`: as that of `judge_rest`. None: as of `_read`."""
+    """Read to the end and judge it. None: as of `_read`.
+
+    `before` is as that of `judge_rest`: steps of an epoch that began with the plan `begun`.
+    """
     pipeline, before = plan.data.pipeline(plan.settings), before or {}
     steps = _read(trial, pipeline, shard_of, state)
     if steps is None:
@@ -618,7 +622,10 @@ def _judged(
     facts = plan.data.facts(trial, pipeline)
     rest = {key: rows for key, rows in steps.items() if key in before}
     groups = trial.groups.get(min(rest, default=(0, 0))[0], ())
-    judge_rest(replace(facts, drop_last=True), rest, before, groups)
+    of_rest = replace(facts, drop_last=True)
+    if begun is not None and plan.data.mixture is None:
+        of_rest = replace(of_rest, chosen=frozenset(begun.chosen[""]))
+    judge_rest(of_rest, rest, before, groups)
     _check_replay(trial, plan.data, pipeline, rest, state if rest else None)
     new = {key: rows for key, rows in steps.items() if key not in before}
     num_epochs, listed = len({epoch for epoch, _ in new}), facts.listed | facts.removed
@@ -683,16 +690,18 @@ def _take_down(
 
 def _read_on(
     trial: Trial,
+    plans: Sequence[Plan],
     present: Plan,
-    later: Plan,
     state: dict[str, Any] | None,
     expected: Steps,
     keys: Sequence[tuple[int, int]],
     shard_of: Mapping[str, int],
 ) -> Steps | None:
     """Return what is to come after a takedown, judged. None: as of `_read`."""
+    begun, later = plans[0] if keys[0][0] == 0 else present, plans[-1]
     kept = [k for k in keys if present.data.mixture or (keys[0][1] and k[0] == keys[0][0])]
-    steps = _judged(trial, present, shard_of, state, {key: expected[key] for key in kept})
+    before = {key: expected[key] for key in kept}
+    steps = _judged(trial, present, shard_of, state, before, begun)
     if steps and later is not present:
         return _with_change(trial, present, later, steps, shard_of)
     return steps
@@ -740,7 +749,7 @@ def _read_in_parts(
             trial.counts["changes mid-epoch"] += epoch == 0
         while trial.choose.random() < 0.4 and trial.counts["takedowns"] < 3:
             _take_down(trial, present, expected, keys[position:])
-            after = _read_on(trial, present, later, state, expected, keys[position:], shard_of)
+            after = _read_on(trial, plans, present, state, expected, keys[position:], shard_of)
             if after is None:
                 return
             expected = {key: expected[key] for key in keys[:position]} | after
