@@ -117,7 +117,7 @@ class ConvertReport(CorpusReport):
             these keys.
         media: {extension: media files of this type, and their bytes}.
         reject_kinds: Rejected rows by their reason, the most frequent first, with an example each.
-        num_left_out: Those of `num_rejects` that are not a fault: blank lines, rows for which a
+        num_left_out: Those of `num_rejects` that are not faults: blank lines, rows for which a
             function of yours returned None, and those that an append found in the dataset already.
         num_retried: Rejected rows that this call tried again, with `retry_rejects`.
         num_recovered: Those of `num_retried` that became samples.

@@ -82,7 +82,7 @@ class CorpusReport:
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, whatever names and numbers it quotes."""
     num_left_out: int = 0
-    """Rejects that are not a fault: blank lines, rows that the caller's function left out, and
+    """Rejects that are not faults: blank lines, rows that the caller's function left out, and
     those that an append found in the dataset already."""
 
 

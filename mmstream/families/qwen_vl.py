@@ -218,7 +218,7 @@ def num_squares(shape: VideoShape, side: int) -> int:
 #
 # Workers compute them from the sizes of pictures and videos, so the device never waits for the
 # tokens. Text has the same number in all three rows. A picture begins where the text before it
-# ends, and the text after goes on after its longer side.
+# ends, and the text after it continues after its longer side.
 
 
 class _Grid(NamedTuple):

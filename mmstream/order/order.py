@@ -161,7 +161,7 @@ class Order(SampleRows):
             interleave: K, segments of a lane that a window is drawn from.
             chunk: C, neighbouring samples on storage that stay together.
             row_shape: what a row is, for the defaults: a sample, or a pack of several.
-            reshuffle: "global": each epoch deals all chunks newly. "lanes": the lanes that give a
+            reshuffle: "global": each epoch deals all chunks afresh. "lanes": the lanes that give a
                 row to steps have the same samples in every epoch of a seed, in another order.
                 Default: "lanes" with `has_cache`, else "global".
             has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
