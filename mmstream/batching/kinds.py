@@ -101,23 +101,23 @@ def batches_of(
         flat = _with_plan_of(order, batching)
         return partial(make_flat_batch, settings=flat, collator=collator)
     function = collator if own_collate is collate else own_collate
-    if isinstance(batching, Buckets) and batching.pad_to == "edge" and decode is not None:
-        return partial(_make_padded, order, lru_cache(partial(_collator_at, collator, decode)))
+    # An epoch that began with other settings may have an order without buckets.
+    if (
+        isinstance(batching, Buckets)
+        and batching.pad_to == "edge"
+        and isinstance(order, BucketOrder)
+        and decode is not None
+    ):
+        collator_at = lru_cache(partial(_collator_at, collator, decode, order.settings.column))
+        return partial(_make_padded, order, collator_at)
     return partial(make_batch, collate=function, repeat=repeat)
 
 
 def _make_padded(
-    order: AnyOrder, collator_at: Callable[[str, Edge], Collator], step: DecodedStep
+    order: BucketOrder, collator_at: Callable[[Edge], Collator], step: DecodedStep
 ) -> Batch:
-    """Make the batch of a step, padded to its bucket where the order has one.
-
-    An epoch that has begun with other settings may have none.
-    """
-    collator = collator_at("", 0)
-    if isinstance(order, BucketOrder):
-        edge = order.edge(step.lineage.epoch, step.lineage.step)
-        collator = collator_at(order.settings.column, edge)
-    return make_batch(step, collator)
+    """Make the batch of a step, padded to the edge of its bucket."""
+    return make_batch(step, collator_at(order.edge(step.lineage.epoch, step.lineage.step)))
 
 
 def _collator_at(collator: Collator, decode: Decode, column: str, edge: Edge) -> Collator:
