@@ -23,7 +23,7 @@ from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder, BucketOrder, Order, without_buckets
-from mmstream.order.corpus import CONTENT_KEYS, differing_keys, require_hashes
+from mmstream.order.corpus import CONTENT_KEYS, check_identity, differing_keys
 from mmstream.order.saved import DATASET, SavedOrder, making
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
@@ -96,7 +96,7 @@ def read_state(state: Mapping[str, Any]) -> SavedOrder:
     saved = SavedOrder.parse(state["order"], epoch, step)
     with making("an order of a state"):
         for identity in (saved.dataset, *saved.keys.get("sources", ())):
-            require_hashes(identity)
+            check_identity(identity)
     return saved
 
 
@@ -243,7 +243,7 @@ def order_of_state(
 
 
 def _without_choices(saved: SavedOrder) -> SavedOrder:
-    """Return a state without what an epoch starts over: its bad list, selection and buckets."""
+    """Return a state without what may change at step 0: its bad list, selection and buckets."""
     identity = without_buckets(saved.keys) if "buckets" in saved.keys else saved.keys
     selections = "selection", f"{DATASET} selection"
     kept = {key: value for key, value in identity.items() if key not in selections}

@@ -206,7 +206,7 @@ class Corpus:
             StateError: they are others now.
             KeyError, ValueError: `saved` is malformed.
         """
-        require_hashes(saved)
+        check_identity(saved)
         corpus = self.first_shards(
             integer("num_shards", saved["num_shards"]),
             keep_bad=saved["bad"] is not None,
@@ -266,11 +266,11 @@ def _hash(numbers: IntArray | None, texts: Iterable[str] = ()) -> str:
     return content.hexdigest()[:HASH_LENGTH]
 
 
-def require_hashes(identity: Mapping[str, Any]) -> None:
-    """Require that what an identity says of the shards' content are hashes, and of a selection.
+def check_identity(identity: Mapping[str, Any]) -> None:
+    """Check the hashes of an identity, and the size of its selection.
 
     Raises:
-        ValueError, TypeError or KeyError: it is something else.
+        ValueError, TypeError or KeyError: one of them is malformed.
     """
     for key in (key for key in CONTENT_KEYS if key in identity):
         value = identity[key]

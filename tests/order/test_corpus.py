@@ -7,7 +7,7 @@ import pytest
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, Order
-from mmstream.order.corpus import require_hashes
+from mmstream.order.corpus import check_identity
 
 
 def corpus(counts=(5, 0, 3), names=None, num_bytes=None, bad=(), sizes=None, checksums=None):
@@ -65,7 +65,7 @@ def test_a_checksum_of_the_corpus_needs_one_of_every_shard():
 @pytest.mark.parametrize("key", ["sizes", "sha256"])
 def test_what_is_no_hash_is_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} .* is not a hash"):
-        require_hashes({key: value})
+        check_identity({key: value})
 
 
 def test_names_are_kept_apart_in_the_identity():

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import StateError
-from mmstream.order.corpus import Corpus, differing_keys, require_hashes
+from mmstream.order.corpus import Corpus, check_identity, differing_keys
 from mmstream.order.mixture.schedule import MAX_PERIOD, live_shares, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 from mmstream.order.saved import SavedOrder, making
@@ -112,7 +112,7 @@ class Recipe:
             window_bytes: B, bytes of all windows together, over all ranks, in place of `window`.
                 Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments that a window of a source is drawn from.
-            reshuffle: "global": each epoch of a source deals all its chunks newly. "lanes": each
+            reshuffle: "global": each epoch of a source deals all its chunks afresh. "lanes": each
                 lane has the same samples in every epoch, in another order. Small sources have no
                 lanes. Default: "lanes" with `has_cache`, else "global".
             has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
@@ -259,7 +259,7 @@ class Recipe:
                 for source in sources
             }
             for source in sources:
-                require_hashes(source)
+                check_identity(source)
             shares = {
                 integer("step", change["step"], MAX_NUMBER): _checked_shares(
                     change["shares"], names
