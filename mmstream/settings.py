@@ -373,7 +373,6 @@ INSTEAD = {
             "checksum_error",
             "drop_cache",
             "expect",
-            "explain",
             "forget_index",
             "indexes",
             "known",
@@ -389,7 +388,6 @@ INSTEAD = {
     },
     "mm.Dataset.index_of": "write dataset.shards.indexes.columns(shard)",
     "mm.Dataset.planned_bytes": "write dataset.corpus.num_bytes",
-    "mm.Dataset.ref_of_key": 'dataset[key]["__lineage__"] has the shard and the index',
     "mm.bench": "run `mmstream bench URL --pipeline module:object`",
     "mmstream bench --ranks": "one rank is measured, with all rows; leave it out",
     "mmstream bench --cold": "empty the page cache by `sync; echo 1 | sudo tee "

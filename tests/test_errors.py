@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -69,3 +70,13 @@ def test_the_message_of_every_error_is_one_printable_line(kind: type[MMStreamErr
     error = kind("shard\nline \udcff \x1b[2J" + "x" * 10_000)
     assert str(error).startswith(r"shard\nline \udcff \x1b[2Jxxx")
     assert len(str(error)) <= MAX_MESSAGE_CHARACTERS
+
+
+def test_the_reference_has_every_error() -> None:
+    """Each class stands in the table of errors, with its base classes."""
+    rows = (Path(__file__).parent.parent / "docs/api/index.md").read_text().splitlines()
+    table = "\n".join(row for row in rows if row.startswith("| "))
+    for name, kind in vars(mm.errors).items():
+        if isinstance(kind, type) and issubclass(kind, MMStreamError):
+            (row,) = (row for row in table.splitlines() if f"`{name}`" in row.split("|")[1])
+            assert kind is MMStreamError or f"`{kind.__base__.__name__}`" in row.split("|")[3], name
