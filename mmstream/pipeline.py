@@ -96,16 +96,18 @@ _ADVICE = {
 @checked(_ADVICE, own=("decode",))
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """What a training run sees, step by step: the same batches on every topology.
+    """Describes the batches of a training run: the same on any number of ranks and workers.
 
     Attributes:
         dataset: What `mm.open_dataset` returns, or an `mm.Mixture`.
         global_batch_size: G, samples of a step over all ranks. With `repeat`, their rows.
-        repeat: Rows in a row that each sample gets, such as the prompts of GRPO. It is read,
-            decoded and transformed once. ``__repeat__`` numbers its rows from 0 (docs: batches).
+        repeat: Number of consecutive rows that each sample gets, as the prompts of GRPO need. The
+            sample is read, decoded and transformed once. ``__repeat__`` numbers its rows from 0
+            (docs: batches).
         seed: Any integer. Each epoch of a seed has another permutation.
-        grid: Lane grid (P, Q). Default: derived from the size of the dataset, the mean size of a
-            sample and `global_batch_size`, as the windows are (docs: order).
+        grid: Lane grid (P, Q): the epoch is cut into P x Q lanes, and each batch draws from Q of
+            them (docs: order). The default follows from the size of the dataset, the mean size of a
+            sample and `global_batch_size`. So do the windows.
         window: M, the shuffle buffer of a lane in samples. Default: from `window_bytes`.
         window_bytes: Undecoded bytes that all shuffle buffers hold together, over all ranks. More
             bytes mix better. Default: 2 MiB for each row of a batch, within 2 to 8 GiB. Give this
@@ -124,15 +126,15 @@ class Pipeline:
             filter here costs no decoding. Random draws: of torch, numpy and random, or from
             `mm.sample_rng` (docs: augmentations).
         zero_copy: True: fields are memoryviews of what was read, which stays in memory as long as
-            one of them. Nothing is copied and ``json`` is not parsed. Without decoders and without
-            workers.
+            any of them does. Nothing is copied and ``json`` is not parsed. It cannot be combined
+            with decoders or workers.
         transforms: Functions from sample to sample, run after decoding, in the thread that asks for
             a batch or the main thread of a worker, in the order of rows. Random draws as above.
         collate: Function from the samples of a rank to a batch, such as `mm.processor_collate`
             returns.
-        batching: `mm.Flat`: documents without padding, one after the other. `mm.Pack`: rows of
-            several samples, as a plan says. `mm.Buckets`: what `collate` makes, where the samples
-            of a step are of about one length or shape. None: what `collate` makes.
+        batching: `mm.Flat`: documents one after the other, without padding. `mm.Pack`: rows of
+            several samples, from a plan. None: batches as `collate` makes them. `mm.Buckets`: the
+            same, but the samples of a step have about the same length or shape.
         shuffle: False: the samples come in the order of the shards.
         drop_last: False: one more step holds the left-over samples. ``__valid__`` is False for its
             padding.

@@ -113,15 +113,14 @@ class Pack(Flat):
         max_tokens: The most tokens of a row.
         plan: The plan: its name, its folder or URL, or an open one. None: the one that fits. With a
             mixture, each source has a plan: their common name, or a dict of them by source.
-        weights_of: With a mixture: what its weights are proportions of. They are kept on average,
-            because packs hold samples of one source each, and different numbers of them.
+        weights_of: With a mixture: whether its weights are shares of samples or of tokens. They
+            hold on average only: each pack has samples of one source, and their number varies.
         limits: `PackLimits`: what a row may hold beside tokens. None: tokens alone.
-        cost: What a row costs the model, by which rows are dealt to ranks. None: they are not
-            dealt.
-        deal: Which ranks share out their rows by cost. "all": all of them. "auto": all of them
-            where the shards are local. On object storage only ranks that share lanes do, because
-            others would read each other's ranges, and each of the others sorts its own rows. "off":
-            none.
+        cost: What a row costs the model. Rows are dealt to ranks so that their costs are about
+            equal. None: they are not dealt.
+        deal: Which ranks deal rows among themselves. "all": all of them. "off": none. "auto": all
+            of them if the shards are local. On object storage, only ranks that share lanes do,
+            because others would read each other's ranges. Each of the others sorts its own rows.
 
     Examples:
         >>> mm.Pack(8192, layout="rows").max_tokens

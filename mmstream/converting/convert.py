@@ -231,9 +231,9 @@ def convert(
             shard still starts at the same row.
         num_workers: Worker processes, by default 1. With 0 or 1, this process does the work. With
             Ray: tasks at a time, by default two for each CPU of the cluster.
-        row: A function of yours from a row to a row of any known format. It returns None to leave a
-            row out, which does not count against `max_rejects`. Workers import it by its name. What
-            it raises makes the row a reject; a bug, such as a NameError, stops the conversion.
+        row: Your function from a row to a row of any known format. It returns None to leave a row
+            out, which does not count against `max_rejects`. Workers import it by its name. If it
+            raises, the row is rejected; a bug, such as a NameError, stops the conversion.
         reading: How rows are read, and what they mean. Default: `RowReading()`, which goes by their
             content.
         shuffle_seed: Shuffle the rows with this seed before they are cut into shards. Useful when
@@ -247,18 +247,17 @@ def convert(
             `DownloadOptions()`.
         allow_urls: URL prefixes outside `media_root` that rows may name, such as
             ``"s3://bucket/photos/"``. They are read with your credentials.
-        duplicates: Which duplicates are looked for in the end. Default: none.
+        duplicates: Which duplicates to look for at the end. Default: none.
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
             the shard holds: keys, rows, sizes, hashes, rejects.
         engine: "processes" of this machine, or "ray": tasks of a Ray cluster, one for each shard.
-        shard_range: Write only the shards from the first number up to the second, without it. They
-            are counted from 0 over all splits in order. Other machines may write other ranges at
-            the same time. `finalize` makes the dataset of them.
-        rerun: What becomes of an earlier conversion at `dest`. Default: `Rerun()`, which continues
-            it.
-        max_rejects: Most rejected rows without a warning: a fraction of all rows (a float from 0
-            to 1), or a number of rows (an int). With more of them a warning is logged, and the
-            dataset is complete all the same. `ConvertReport.has_more_rejects_than` asks for it.
+        shard_range: Write only the shards from the first number up to, but not including, the
+            second. They are counted from 0 over all splits in order. Other machines may write other
+            ranges at the same time. Then `finalize` turns them into a dataset.
+        rerun: How to treat an earlier conversion at `dest`. Default: `Rerun()`, which continues it.
+        max_rejects: How many rejected rows bring no warning: a fraction of all rows (a float from
+            0 to 1), or a number of rows (an int). Beyond that a warning is logged, and the dataset
+            is still completed. `ConvertReport.has_more_rejects_than` checks for it.
         progress: Show a progress bar (on a terminal only).
 
     Several ranks of one job (``WORLD_SIZE`` above 1) may call it with the same arguments. The first

@@ -73,9 +73,9 @@ def open_dataset(
 
     Args:
         source: A folder or prefix with a manifest or with plain tars, one tar, a list of tars, or
-            a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``. Of a list of
-            folders, the dataset is their union: ``base/shard-000000.tar`` is a shard of the folder
-            ``base``. Only the last one may grow, and other folders may be added at the end.
+            a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``. A list of folders
+            is opened as their union: ``base/shard-000000.tar`` is a shard of the folder ``base``.
+            Only the last folder may grow, and other folders may be added at the end.
         bad_list: Leave the samples of the bad list out of all epochs. The list is in the
             dataset's root, where ``mmstream verify --write-bad`` has put it.
         checksums: Compare the bytes of every sample that is read with its checksum, where the

@@ -82,8 +82,9 @@ class Loader(IterableDataset[Batch]):
 
     It follows torch's Stateful protocol. It is an IterableDataset for frameworks that insist on a
     DataLoader around it (``batch_size=None, num_workers=0``). Memory: `prefetch_factor` finished
-    batches per worker, and a few undecoded steps. Threads without workers decode the pictures of
-    one batch ahead. From object storage also the windows (shuffle buffers), in the reader process.
+    batches per worker, and a few undecoded steps. Without workers, threads decode the pictures of
+    one batch ahead. With object storage, the reader process also holds the windows (shuffle
+    buffers).
 
     Args:
         pipeline: what to run.
@@ -91,7 +92,7 @@ class Loader(IterableDataset[Batch]):
         rows_per_rank: None: equal rows on every rank. "balanced": rows that differ by one at most.
             Or a list with the rows of each rank.
         world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.
-            With a world_size other than that of torch.distributed, ranks are not compared.
+            If its world_size is not that of torch.distributed, ranks do not compare settings.
         mesh: a device mesh of all ranks, in place of `world`, where several ranks need the same
             rows. All ranks make the loader, in the same order.
         data: names of the dimensions of `mesh` that split rows, such as ("dp_replicate",
@@ -103,18 +104,18 @@ class Loader(IterableDataset[Batch]):
             to 4. Baked fields, numbers, texts and arrays alone have 1: threads make them slower.
         prefetch_factor: batches that each worker makes ahead.
         multiprocessing_context: how workers start. "fork" also takes functions of a notebook.
-        stall_warning_s: seconds after which a batch that has not come is a warning. It names the
-            worker with its process state, and the step, the shard and the sample that it works on.
-            Further warnings come after twice the time, four times, and so on.
-        stall_timeout_s: seconds after which it is an MMStreamError, and the workers are ended. The
-            time counts for each batch, and for the first one it includes the start of the workers.
-            None: never. It needs workers: nothing can end the main process alone.
-        on_change: what `load_state_dict` does with a state of mid-epoch that does not fit the
-            pipeline's order. "refuse": StateError. "finish_epoch": the epoch is finished as it was
-            planned, and the present settings begin with the next one. This works after a change of
-            batch size, seed, grid or window, and where an epoch that began without a bad list has
-            one now. A dataset that only grew at its end needs neither: the epoch is finished as it
-            was planned, and the next one has the new shards.
+        stall_warning_s: seconds to wait for a batch before a warning. It names the worker with its
+            process state, and the step, the shard and the sample that it works on. Further warnings
+            come after twice the time, four times, and so on.
+        stall_timeout_s: seconds to wait for a batch before the workers are ended and MMStreamError
+            is raised. For the first batch, they include the start of the workers. None: never. It
+            needs workers, because nothing can end a stalled main process.
+        on_change: what `load_state_dict` does with a mid-epoch state that does not fit the
+            pipeline's order. "refuse": raise StateError. "finish_epoch": finish the epoch as it was
+            planned, and apply the present settings from the next one. This works after a change of
+            batch size, seed, grid or window, and after a first bad list was added. A dataset that
+            only grew at its end needs no setting: the epoch is finished as planned, and the next
+            one has the new shards.
 
     Attributes:
         stats: what was delivered so far (`decoding.bad_samples.Stats`).

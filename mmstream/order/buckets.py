@@ -38,8 +38,8 @@ _ADVICE = {
 class Buckets:
     """Steps of one shape: each global batch has samples of one bucket, the same on all ranks.
 
-    With numbers as edges, a bucket has the values above the edge before its own, up to its own edge
-    itself. With pairs of (height, width), a picture is in the bucket of the nearest ratio. Samples
+    With numbers as edges, a bucket takes the values above the previous edge, up to and including
+    its own. With pairs of (height, width), a picture is in the bucket of the nearest ratio. Samples
     without a value, and those above the last edge, are in no bucket: a warning counts them.
 
     Each bucket has an epoch of its own, with each of its samples once. An epoch mixes the steps of
@@ -48,11 +48,11 @@ class Buckets:
     Attributes:
         column: A column of the dataset, as in conditions: ``aspect``, ``duration_s``,
             ``json.num_words``.
-        edges: Upper edges that rise, or pairs of (height, width) in pixels for ``aspect``. A key
-            of the ``json`` may say the width by the height of another picture.
-        rows: Rows of a step by upper edge, such as ``{30: 64, 8: 128}``: a bucket has those of the
-            least edge that is not below its own. The largest of them is `global_batch_size` of the
-            pipeline, and the number of ranks divides each. None: all have `global_batch_size`.
+        edges: Upper edges that rise, or pairs of (height, width) in pixels for ``aspect``. To sort
+            by another picture, take a ``json`` key that holds its width / height as the column.
+        rows: Rows of a step by upper edge, such as ``{30: 64, 8: 128}``. A bucket uses the lowest
+            key that is not below its own edge. The most rows must equal `global_batch_size` of the
+            pipeline, and the number of ranks must divide each. None: all have `global_batch_size`.
         min_steps: A bucket that has fewer full steps an epoch is joined with another one: with the
             next larger one, the last with the one below it, and pictures with the nearest ratio.
         pad_to: "edge": all batches of a bucket have one shape, which compiled models need. Of

@@ -133,9 +133,8 @@ class TextDecoder:
     The chat template also gets the ``tools`` of the ``json`` field: a list, or JSON of one. It gets
     the arguments of tool calls as objects, also where they are stored as JSON.
 
-    An answer is not trained whose message has ``weight``, ``train`` or ``loss``, and it is 0 or
-    false. Where messages have other weights, the tokens of an answer have them as
-    ``label_weights``.
+    An answer is not trained if its message sets ``weight``, ``train`` or ``loss`` to 0 or false.
+    Other weights are given to the tokens of their answers as ``label_weights``.
 
     A decoder can be pickled, and called from many threads at once. It encodes with its own copy of
     the tokenizer's core, because `transformers` writes truncation settings into the shared one.
@@ -174,7 +173,7 @@ class TextDecoder:
             made without that part. "keep": the chat template gets it, because a transform or
             collate function of your own decodes it. So too where the chat template does not write
             the conversation's tools.
-        unlabeled_texts: What happens to a text no token of which has a label: an empty caption, a
+        unlabeled_texts: What happens to a text without a labelled token: an empty caption, a
             conversation without an answer, or one whose answers all begin after `max_length`.
             "bad": the sample is bad. "keep": it is delivered, for prompts without a loss.
         texts: How many texts a sample has. "one": a list of texts makes it bad. "all": each text
