@@ -35,7 +35,7 @@ from mmstream.decoding.sample_rng import one_segment as one_segment
 from mmstream.decoding.sample_rng import sample_rng as sample_rng
 from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
 from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
-from mmstream.display.notebook import show as show
+from mmstream.display.samples import show as show
 from mmstream.errors import ConfigError as ConfigError
 from mmstream.errors import MMStreamError as MMStreamError
 from mmstream.errors import SampleError as SampleError

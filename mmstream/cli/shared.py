@@ -250,7 +250,7 @@ def shows_infos_of(name: str) -> Iterator[None]:
 
 def save_page(body: str, title: str, path: str) -> str:
     """Write a page for a browser, and return where it is and its size, in words."""
-    from mmstream.display.notebook import Shown
+    from mmstream.display.samples import Shown
 
     written = Shown(body, title).save(path)
     return f"written to {written} ({written.stat().st_size / 1e6:,.1f} MB)"

@@ -3,8 +3,7 @@
 text.py        numbers, files and values in a few words
 sample_dict.py the dict that users get as a sample: it shows itself in one line
 contents.py    the texts, images, videos, sounds and tokens that a sample or batch holds
-notebook.py    mm.show: anything below as something that a notebook displays, or as a page
-samples.py     samples, batches and datasets: contact sheets, whole samples, lines for a terminal
+samples.py     mm.show; samples, batches and datasets: sheets, whole samples, lines for a terminal
 packs.py       batches without padding: the documents of each row, one after the other
 statistics.py  statistics of a dataset as a table
 media.py       images, videos and sounds: thumbnails, frames, players

@@ -1,6 +1,6 @@
 """Batches without padding, for people: the documents of each row, one after the other.
 
-    notebook.py -> packs.py -> templates/pack.html
+    samples.py -> packs.py -> templates/pack.html
 
 A row is drawn as a bar of documents, with a table of them below it. Attention ends where a document
 ends.
@@ -8,7 +8,8 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,6 @@ from mmstream.display.contents import array_of, token_counts, token_runs
 from mmstream.display.html import page, render
 from mmstream.display.media import thumbnail
 from mmstream.display.text import count_text
-from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL, IntArray
 
 MAX_ROWS = 8
@@ -45,38 +45,28 @@ class Document:
     Attributes:
         key: Of its sample. None: it is padding.
         start: Its first token in the row.
-        ids: int64 [L].
-        labels: int64 [L].
+        stop: The token after its last one.
+        tokens: ``input_ids`` and ``labels``, int64 [L].
         positions: int64 [L], those of the text.
         images: Its images, and frames of its videos are none.
     """
 
     key: str | None
     start: int
-    ids: IntArray = field(repr=False)
-    labels: IntArray = field(repr=False)
+    stop: int
+    tokens: Mapping[str, IntArray] = field(repr=False)
     positions: IntArray = field(repr=False)
-    images: tuple[Any, ...] = field(default=(), repr=False)
+    images: Sequence[Any] = field(default=(), repr=False)
 
     @property
     def num_tokens(self) -> int:
         """L."""
-        return len(self.ids)
+        return self.stop - self.start
 
     @property
     def num_label_tokens(self) -> int:
         """Tokens that the model learns."""
-        return int((self.labels != IGNORED_LABEL).sum())
-
-    @property
-    def stop(self) -> int:
-        """The token after its last one, in the row."""
-        return self.start + len(self.ids)
-
-    @property
-    def tokens(self) -> dict[str, IntArray]:
-        """The fields that show its tokens as text."""
-        return {"input_ids": self.ids, "labels": self.labels}
+        return int((self.tokens["labels"] != IGNORED_LABEL).sum())
 
 
 @dataclass(frozen=True)
@@ -87,13 +77,11 @@ class PackedRow:
         number: Of the row in the global batch.
         documents: In their order, those of padding included.
         is_valid: False: nothing of it counts.
-        width: Tokens from one end of a bar to the other, the same for all rows.
     """
 
     number: int
-    documents: tuple[Document, ...]
+    documents: Sequence[Document]
     is_valid: bool
-    width: int
 
     @property
     def samples(self) -> list[Document]:
@@ -122,18 +110,16 @@ def rows_of_pack(batch: Mapping[str, Any]) -> list[PackedRow]:
     valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * (max(owners) + 1)
     documents: list[list[Document]] = [[] for _ in valid]
     for number, (row, key) in enumerate(zip(owners, _keys(batch), strict=True)):
-        tokens = slice(borders[number], borders[number + 1])
-        if tokens.start == tokens.stop:
+        own = slice(borders[number], borders[number + 1])
+        if own.start == own.stop:
             continue  # it only fills cu_seq_lens_q up to a fixed length
         start = documents[row][-1].stop if documents[row] else 0
-        content = ids[tokens], labels[tokens], positions[tokens]
-        documents[row].append(Document(key, start, *content, tuple(images.get(number, ()))))
+        stop = start + own.stop - own.start
+        tokens = {"input_ids": ids[own], "labels": labels[own]}
+        documents[row].append(Document(key, start, stop, tokens, positions[own], images[number]))
     lineage = batch.get("__lineage__")
-    width = max([row[-1].stop for row in documents if row], default=1)
     return [
-        PackedRow(
-            row if lineage is None else lineage.order_row(row), tuple(of_row), is_valid, width
-        )
+        PackedRow(row if lineage is None else lineage.order_row(row), of_row, is_valid)
         for row, (of_row, is_valid) in enumerate(zip(documents, valid, strict=True))
     ]
 
@@ -148,12 +134,12 @@ def _keys(batch: Mapping[str, Any]) -> list[str | None]:
 
 
 def _images_of_documents(batch: Mapping[str, Any]) -> dict[int, list[Any]]:
-    """Return the images of each document that has some, by its number."""
-    images: dict[int, list[Any]] = {}
+    """Return the images of each document by its number."""
+    images: dict[int, list[Any]] = defaultdict(list)
     if batch.get("image_document") is not None and batch.get("image") is not None:
         numbers = array_of(batch["image_document"]).tolist()
         for number, image in zip(numbers, batch["image"], strict=False):
-            images.setdefault(number, []).append(image)
+            images[number].append(image)
     return images
 
 
@@ -169,17 +155,6 @@ def row_text(row: PackedRow) -> str:
         f"row {row.number}: {count_text(len(row.samples), 'document')}, {row.num_tokens:,} tokens"
         f"{padding}, {sum(document.num_label_tokens for document in row.samples):,} learned, "
         f"{count_text(num_images, 'picture')}{'' if row.is_valid else ', not valid'}"
-    )
-
-
-def document_text(document: Document) -> str:
-    """Return what a document holds, in one line."""
-    key = "padding" if document.key is None else escaped(document.key, 60)
-    images = f", {count_text(len(document.images), 'picture')}" if document.images else ""
-    return (
-        f"{document.start}-{document.stop - 1} {key}: {document.num_tokens:,} tokens, "
-        f"{document.num_label_tokens:,} learned{images}, positions {document.positions[0]}-"
-        f"{document.positions[-1]}"
     )
 
 
@@ -209,46 +184,21 @@ def pack_html(batch: Mapping[str, Any], tokenizer: Any = None) -> str:
         "pack.html",
         title=f"{count_text(len(rows), 'row')} of {count_text(num_documents, 'document')}",
         note="" if lineage is None else f"epoch {lineage.epoch}, step {lineage.step}",
-        rows=[_row_values(row, tokenizer) for row in rows[:MAX_ROWS]],
+        rows=[(row_text(row), row.documents) for row in rows[:MAX_ROWS]],
         num_more=len(rows) - MAX_ROWS,
+        width=max([row.documents[-1].stop for row in rows if row.documents], default=1),
+        max_documents=MAX_DOCUMENTS,
+        colours=COLOURS,
+        thumbnails=_thumbnails,
+        tokenizer=tokenizer,
+        token_counts=token_counts,
+        token_runs=token_runs,
     )
     return page(drawn)
 
 
-def _row_values(row: PackedRow, tokenizer: Any) -> dict[str, Any]:
-    """Return what the template draws of a row."""
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(row.documents))]
-    listed = row.documents[:MAX_DOCUMENTS]
-    with_tokens = row.samples[:MAX_DOCUMENTS] if tokenizer is not None else ()
-    return {
-        "text": row_text(row),
-        "segments": [
-            (document.key, document_text(document), 100 * document.num_tokens / row.width, colour)
-            for document, colour in zip(row.documents, colours, strict=True)
-        ],
-        "documents": [
-            _document_values(document, colour)
-            for document, colour in zip(listed, colours, strict=False)
-            if document.key is not None
-        ],
-        "num_more": len(row.documents) - len(listed),
-        "tokens": [
-            (document.key, token_counts(document.tokens), token_runs(tokenizer, document.tokens))
-            for document in with_tokens
-        ],
-    }
-
-
-def _document_values(document: Document, colour: str) -> tuple[Any, ...]:
-    """Return the cells of a document in the table of its row."""
+def _thumbnails(document: Document) -> Markup:
+    """Return the first images of a document."""
     images = [thumbnail(image, 56, document.key or "") for image in document.images[:MAX_IMAGES]]
     num_more = len(document.images) - MAX_IMAGES
-    return (
-        colour,
-        document.key,
-        f"{document.start:,}",
-        f"{document.num_tokens:,}",
-        f"{document.num_label_tokens:,}",
-        f"{document.positions[0]}-{document.positions[-1]}",
-        Markup(" ").join(images) + (f" and {num_more} more" if num_more > 0 else ""),
-    )
+    return Markup(" ").join(images) + (f" and {num_more} more" if num_more > 0 else "")

@@ -1,4 +1,4 @@
-"""Samples, batches and datasets for people: contact sheets, pages, lines for a terminal.
+"""`mm.show`, and samples, batches and datasets for people: sheets, pages, lines for a terminal.
 
 `mm.show`, `mmstream show`, `mmstream convert --dry-run` -> samples.py -> contents.py, media.py
 """
@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from markupsafe import Markup
 
 from mmstream.display.contents import (
+    Recording,
     address_of,
     batch_images,
     caption_of,
@@ -33,7 +36,7 @@ from mmstream.display.contents import (
     token_runs,
     tokens_text,
 )
-from mmstream.display.html import cut, element, page, render
+from mmstream.display.html import cut, document, element, page, render
 from mmstream.display.media import (
     MAX_FILE_BYTES,
     recording_html,
@@ -41,8 +44,10 @@ from mmstream.display.media import (
     recording_tile,
     thumbnail,
 )
+from mmstream.display.packs import pack_html, pack_text
 from mmstream.display.text import (
     MAX_FIELDS,
+    describe,
     file_kind,
     kind_of,
     public_fields,
@@ -50,8 +55,10 @@ from mmstream.display.text import (
     start_of_text,
     value_text,
 )
-from mmstream.errors import MMStreamError, escaped
+from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.media.frames import FrameList
+from mmstream.settings import checked
+from mmstream.storage.urls import local_path
 from mmstream.types import IGNORED_LABEL
 
 MAX_TILES = 16
@@ -65,6 +72,121 @@ MAX_RECORDINGS = 4
 MAX_SOURCES = 40
 """Sources of a batch that are named."""
 MAX_JSON_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `show` returns: HTML in a notebook, text elsewhere.
+
+    Attributes:
+        html: one ``<div>`` without scripts or links; images are embedded.
+        text: one line per sample or batch.
+    """
+
+    html: str
+    text: str
+
+    @checked()
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write an HTML page that needs no other file, and opens in any browser.
+
+        Its content security policy forbids all scripts, and forbids the browser to load anything.
+        So a page of data from strangers is safe to open.
+
+        Args:
+            path: a local file. It is replaced if it exists.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file cannot be written.
+
+        Examples:
+            >>> dataset = mm.open_dataset("shards/")
+            >>> mm.show(dataset[0]).save("sample.html").name
+            'sample.html'
+        """
+        path = Path(local_path(os.fspath(path)))
+        title = next(iter(self.text.splitlines()), "mmstream")
+        path.write_text(document(title, self.html), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@checked()
+def show(value: Any, *, tokenizer: Any = None) -> Shown:
+    """Return a view of samples, batches or datasets that a notebook displays.
+
+    Videos are shown as some of their frames, decoded ones as the model gets them. Files of sounds
+    are shown as a player.
+
+    The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
+    shown. Batches on a device are copied to the host. Datasets read some samples that are spread
+    over them, up to 32 MiB.
+
+    Batches of a pipeline with `mm.Flat` or `mm.Pack` are drawn row by row: documents and their
+    borders, how many tokens are learned, pictures, positions, padding and free room.
+
+    Args:
+        value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
+            or a device), a Dataset or a view of one.
+        tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
+            samples that a `TextDecoder` with this tokenizer has decoded, and for batches without
+            padding.
+
+    Returns:
+        An object that a notebook displays as HTML. Elsewhere its ``repr`` is text. Its `Shown.save`
+        writes a page.
+
+    Raises:
+        ConfigError: `value` is none of these, or has no tokens to show.
+
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> mm.show(dataset[0])
+        <sample 000000001: ...>
+    """
+    if isinstance(value, Mapping) and value.keys() >= {"cu_seq_lens_q", "document_row"}:
+        return Shown(pack_html(value, tokenizer), pack_text(value))
+    if tokenizer is not None:
+        return _show_tokens(value, tokenizer)
+    if isinstance(value, Mapping) and isinstance(value.get("__key__"), str):
+        return Shown(sample_html(value), describe(value))
+    if isinstance(value, Mapping) and isinstance(value.get("__key__"), list):
+        return Shown(batch_html(value), describe(value))
+    if hasattr(value, "_repr_html_"):
+        return Shown(value._repr_html_(), repr(value))
+    if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
+        return Shown(page(samples_part(value)), "\n".join(describe(item) for item in value))
+    raise ConfigError(
+        "show: give a sample, a list of samples, a batch or a Dataset, not a "
+        f"{type(value).__name__}"
+    )
+
+
+def _show_tokens(value: Any, tokenizer: Any) -> Shown:
+    """Show decoded samples whole, with their tokens."""
+    samples = [value] if isinstance(value, Mapping) else value
+    if not isinstance(samples, Sequence) or not all(
+        isinstance(item, Mapping) and isinstance(item.get("__key__"), str) and "input_ids" in item
+        for item in samples
+    ):
+        raise ConfigError(
+            "show: tokenizer= goes with decoded samples, such as pipeline.take(8) of a pipeline "
+            "with mm.Decode(text=mm.TextDecoder(tokenizer))"
+        )
+    cards = [Card(address_of(sample), sample) for sample in samples]
+    text = "\n".join(describe(sample) for sample in samples)
+    return Shown(cards_html("", cards, tokenizer), text)
+
+
+# -- whole samples ---------------------------------------------------------------------------------
 
 
 def sample_html(sample: Mapping[str, Any], tokenizer: Any = None) -> str:
@@ -165,8 +287,8 @@ def _values_text(name: str, value: Any) -> object:
 # -- contact sheets --------------------------------------------------------------------------------
 
 
-class _Tile(NamedTuple):
-    """A sample of a contact sheet."""
+class Tile(NamedTuple):
+    """A sample of a contact sheet, or of a grid."""
 
     media: list[Markup]
     key: str = ""
@@ -180,18 +302,31 @@ def samples_part(samples: Iterable[Any]) -> Markup:
     Args:
         samples: Raw or decoded; an error in place of one that cannot be read.
     """
-    return element("sheet", map(_tile_of_sample, islice(samples, MAX_TILES)))
+    return element("sheet", map(_tile_or_problem, islice(samples, MAX_TILES)))
 
 
-def _tile_of_sample(sample: Any) -> _Tile:
+def _tile_or_problem(sample: Any) -> Tile:
     if isinstance(sample, Exception):
-        return _Tile([element("problem", sample)])
-    images = images_of(sample)
-    media = [thumbnail(image, 144, sample["__key__"]) for image in islice(images.values(), 1)]
+        return Tile([element("problem", sample)])
+    return tile_of(sample, 144, recording_tile)
+
+
+def tile_of(
+    sample: Mapping[str, Any], side: int, recording: Callable[[str, Recording], Markup]
+) -> Tile:
+    """Return the first image of a sample, or else its first recording, and the start of its text.
+
+    Args:
+        sample: Raw or decoded.
+        side: Pixels of the longer side of the image.
+        recording: From the name of a recording and the recording to what is shown of it.
+    """
+    images, key = images_of(sample), key_text(sample)
+    media = [thumbnail(image, side, key) for image in islice(images.values(), 1)]
     if not media:
-        media = [recording_tile(*named) for named in islice(recordings_of(sample).items(), 1)]
+        media = [recording(*named) for named in islice(recordings_of(sample).items(), 1)]
     of_images = f", {len(images)} images" if len(images) > 1 else ""
-    return _Tile(media, key_text(sample) + of_images, text_of(sample))
+    return Tile(media, key + of_images, text_of(sample))
 
 
 def batch_html(batch: Mapping[str, Any]) -> str:
@@ -213,7 +348,7 @@ def batch_html(batch: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
+def _tiles_of_batch(batch: Mapping[str, Any]) -> list[Tile]:
     """Return the first rows of a batch. Those that are substitutes or not valid say why."""
     keys = batch["__key__"]
     lineage = batch.get("__lineage__")
@@ -229,14 +364,10 @@ def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
         note = "" if valid[row] else f"not valid: {reason or 'padding'}"
         if reason is not None and valid[row]:
             note = f"substitute for {reason}"
-        sample = {name: _row_of(value, row) for name, value in batch.items()}
-        tiles.append(_Tile(media, key_text(batch, row), text_of(sample), note))
+        lists = {name: value for name, value in batch.items() if isinstance(value, list)}
+        sample = {name: value[row] for name, value in lists.items() if row < len(value)}
+        tiles.append(Tile(media, key_text(batch, row), text_of(sample), note))
     return tiles
-
-
-def _row_of(value: Any, row: int) -> Any:
-    """Return one row of a field of a batch; None if the field is not a list or is too short."""
-    return value[row] if isinstance(value, list) and row < len(value) else None
 
 
 # -- datasets --------------------------------------------------------------------------------------
@@ -308,14 +439,14 @@ def cards_html(
         tokenizer: Shows ``input_ids`` and ``labels`` as text.
     """
 
-    def rows() -> Iterator[_Row]:
+    def rows() -> Iterator[tuple[str, list[tuple[Card, Markup]]]]:
         num_characters = 0
         for card in cards:
             left = (MAX_PAGE_CHARACTERS - num_characters) * 3 // 4  # base64 takes 4 for 3 bytes
             max_bytes = max(0, min(MAX_EMBEDDED_BYTES, left))
             sample = _sample_part(card, max_bytes, tokenizer)
             num_characters += len(sample)
-            yield _Row("", [(card, sample)])
+            yield "", [(card, sample)]
 
     return page(render("cards.html", title=title, rows=rows()))
 
@@ -329,29 +460,16 @@ def pairs_html(title: str, pairs: Iterable[tuple[str, Card, Card]]) -> str:
             comes.
     """
     rows = (
-        _Row(note, [(card, _sample_part(card, max_bytes=0)) for card in cards])
+        (note, [(card, _sample_part(card, max_bytes=0)) for card in cards])
         for note, *cards in pairs
     )
     return page(render("cards.html", title=title, rows=rows))
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Samples side by side."""
-
-    note: str
-    cards: list[tuple[Card, Markup]]
-
-
 def _sample_part(card: Card, max_bytes: int, tokenizer: Any = None) -> Markup:
     if card.sample is None:
         return Markup()
-    return sample_part(
-        card.sample,
-        tokenizer=tokenizer,
-        note=card.note,
-        max_file_bytes=max_bytes,
-    )
+    return sample_part(card.sample, tokenizer=tokenizer, note=card.note, max_file_bytes=max_bytes)
 
 
 # -- for a terminal --------------------------------------------------------------------------------
