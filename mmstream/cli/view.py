@@ -66,8 +66,8 @@ def view(
     if run is not None and not run.is_dir():
         raise click.UsageError(f"--run {run}: no such folder")
     try:
+        from mmstream.view.app import serve
         from mmstream.view.content import Content
-        from mmstream.view.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise

@@ -1,19 +1,16 @@
 """``mmstream view``: a corpus, what a model sees of it, and what a run did, in a browser.
 
-    cli/view.py -> server.py -> app.py -> a page's module -> templates/
+    cli/view.py -> app.py -> a page's module -> templates/
 
 content.py  what all pages show: the data, a pipeline, its order, the folder of a run
 choice.py   the samples that a condition chooses, and counts of the values of columns
 samples.py  the grid, one sample, and its files
-spectrogram.py  sounds as pictures
-order.py    which step, rank and row shows a sample
-shares.py   the sources and buckets of steps over time
+order.py    which step, rank and row shows a sample; the sources and buckets of steps over time
 problems.py  rejects, quarantine, the bad list, takedowns, duplicates, leaks
 writing.py  what is written after a question: a selection, the bad list
 charts.py   statistics and the metrics of a run as pictures
-pages.py    templates, and what a page gets of a request
-app.py      the routes, and who may ask
-server.py   the server, on loopback
+pages.py    templates, what a page gets of a request, and samples as tiles
+app.py      the server, on loopback; the routes, and who may ask
 
 Only this package imports starlette and uvicorn. The pages run no script, and nothing of the data
 is executed.

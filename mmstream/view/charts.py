@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from mmstream.audit.training_log import log_files
 from mmstream.dataset.dataset import Dataset
+from mmstream.display.media import round_step
 from mmstream.errors import ConfigError
 from mmstream.measuring.statistics import Statistics, statistics
 from mmstream.view.pages import show
@@ -63,9 +64,7 @@ def histograms(stats: Statistics) -> Iterator[tuple[str, list[tuple[str, int]]]]
     for name, values in stats.values.items():
         low, high = float(values.min()), float(np.quantile(values, 0.99))
         if low < high:
-            width = (high - low) / NUM_BARS
-            power = 10.0 ** math.floor(math.log10(width))
-            step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= width)
+            step = round_step((high - low) / NUM_BARS)
             edges = step * np.arange(math.floor(low / step), math.floor(high / step) + 2)
             counts = np.histogram(np.minimum(values, edges[-1]), edges)[0].tolist()
             labels = [f"from {edge:,.10g}" for edge in edges.tolist()]
@@ -116,28 +115,6 @@ class Line(msgspec.Struct):
         return next((entry.order for entry in self.lineage if entry.order is not None), None)
 
 
-class Start(NamedTuple):
-    """Where a process of the run began: the first one, or after a resume."""
-
-    line: Line
-    changes: list[str]
-    """What is other than before."""
-
-
-class Curve(NamedTuple):
-    """A line chart."""
-
-    name: str
-    points: str
-    """Of SVG: "0,12.5 1,13"."""
-    low: str
-    high: str
-    first: int
-    last: int
-    marks: list[float]
-    """Where resumes are, in pixels from the left."""
-
-
 STAGES = {"reading": "read_s", "decoding": "decode_s", "collating": "collate_s"}
 """Where the time of making a batch goes."""
 
@@ -162,7 +139,7 @@ def run_page(request: Request) -> Response:
         raise ConfigError(f"{run}: its metrics have no line yet")
     first_rank = of_ranks[0]
     starts = starts_of(first_rank)
-    marks = [start.line.num_steps for start in starts[1:]]
+    marks = [line.num_steps for line, _ in starts[1:]]
     curves = [curve_of(text, first_rank, name, marks) for name, text in CURVES.items()]
     validation = read_metrics(run / "validation-rank0.jsonl")
     if validation:
@@ -174,14 +151,13 @@ def run_page(request: Request) -> Response:
     }
     total = sum(of_stages.values())
     stages = {name: seconds / total for name, seconds in of_stages.items()} if total else {}
-    shown = [curve for curve in curves if curve is not None]
     return show(
         request,
         "run.html",
         run=str(run),
         last=first_rank[-1],
         starts=starts,
-        curves=shown,
+        curves=list(filter(None, curves)),
         waits=waits,
         stages=stages,
     )
@@ -207,9 +183,12 @@ def read_metrics(path: Path) -> list[Line]:
     return lines
 
 
-def starts_of(lines: Sequence[Line]) -> list[Start]:
-    """Return where each process of a run began: the log names its order, or counts fall."""
-    starts = [Start(lines[0], [])]
+def starts_of(lines: Sequence[Line]) -> list[tuple[Line, list[str]]]:
+    """Return where each process of a run began, and what is other than before.
+
+    It began where the log names its order, or where counts fall.
+    """
+    starts: list[tuple[Line, list[str]]] = [(lines[0], [])]
     order: Mapping[str, Any] = lines[0].order or {}
     for before, line in pairwise(lines):
         changes = []
@@ -219,7 +198,7 @@ def starts_of(lines: Sequence[Line]) -> list[Start]:
         changes += _changes(order, new_order) if order and new_order else []
         falls = any(getattr(line, name) < getattr(before, name) for name in COUNTS)
         if changes or falls or new_order:
-            starts.append(Start(line, changes))
+            starts.append((line, changes))
         order = new_order or order
     return starts
 
@@ -233,8 +212,21 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def curve_of(name: str, lines: Sequence[Line], field: str, marks: Sequence[int]) -> Curve | None:
-    """Return the curve of a field over the steps. None: it has no values but 0."""
+def curve_of(
+    name: str, lines: Sequence[Line], field: str, marks: Sequence[int]
+) -> dict[str, Any] | None:
+    """Return the curve of a field over the steps, as ``run.html`` draws it.
+
+    Args:
+        name: What it shows, in words.
+        lines: The metrics.
+        field: Of `Line`.
+        marks: Steps of resumes.
+
+    Returns:
+        None: it has no values but 0. Else its name, its points as SVG has them ("0,12.5 1,13"), its
+        lowest and highest value, its first and last step, and its marks in pixels from the left.
+    """
     values = [
         (line.num_steps, float(value))
         for line in lines
@@ -253,5 +245,12 @@ def curve_of(name: str, lines: Sequence[Line], field: str, marks: Sequence[int])
         f"{x_of(num_steps)},{HEIGHT - HEIGHT * (value - low) / ((high - low) or 1):.1f}"
         for num_steps, value in values
     )
-    shown_marks = [x_of(mark) for mark in marks]
-    return Curve(name, points, f"{low:.4g}", f"{high:.4g}", first, last, shown_marks)
+    return {
+        "name": name,
+        "points": points,
+        "low": f"{low:.4g}",
+        "high": f"{high:.4g}",
+        "first": first,
+        "last": last,
+        "marks": [x_of(mark) for mark in marks],
+    }

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmstream.errors import ConfigError
-from mmstream.order import AnyOrder, BucketOrder
+from mmstream.errors import ConfigError, escaped
+from mmstream.order import AnyOrder, BucketOrder, MixtureOrder
+from mmstream.order.buckets import Edge
 from mmstream.ranks import World, rows_of_rank
 from mmstream.reading.step import Job
 from mmstream.types import IntArray, SampleRef
 from mmstream.view.content import Content
-from mmstream.view.pages import number_of, show
-from mmstream.view.shares import shares_of
-from mmstream.view.tiles import Tile, tiles_of
+from mmstream.view.pages import number_of, show, tiles_of
 
 MAX_SEARCHED = 4_000_000
 """Samples of an epoch among which one is looked for. That takes some seconds, once."""
@@ -41,15 +42,6 @@ class Place(NamedTuple):
     """Row of the global batch."""
     job: Job
     """What makes this row alone."""
-
-
-class RankRows(NamedTuple):
-    """What a rank gets in a step."""
-
-    rank: int
-    num_rows: int
-    num_samples: int
-    tiles: list[Tile]
 
 
 def rows_of(order: AnyOrder, epoch: int, step: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -127,19 +119,15 @@ def step_page(request: Request) -> Response:
         if rank >= ranks:
             raise ConfigError(f"rank {rank}: there are {ranks} ranks, from 0")
         wanted = range(rank, rank + 1)
-    facts = []
-    if isinstance(order, BucketOrder):
-        facts.append(f"bucket: {order.edge(epoch, step)}")
     return show(
         request,
         "order.html",
         order=order,
-        is_bucketed=isinstance(order, BucketOrder),
+        bucket=order.edge(epoch, step) if isinstance(order, BucketOrder) else None,
         epoch=epoch,
         step=step,
         ranks=ranks,
         rank=query.get("rank", ""),
-        facts=facts,
         shares=shares_of(order, epoch, step),
         unlike_run=content.unlike_run(),
         of_ranks=list(_of_ranks(content, epoch, step, ranks, wanted)),
@@ -148,8 +136,8 @@ def step_page(request: Request) -> Response:
 
 def _of_ranks(
     content: Content, epoch: int, step: int, ranks: int, wanted: range
-) -> Iterator[RankRows]:
-    """Yield the rows of some ranks, with tiles of the first samples of each."""
+) -> Iterator[dict[str, Any]]:
+    """Yield how many rows and samples some ranks have, with tiles of the first samples of each."""
     order = content.order
     most = max(1, MAX_TILES // len(wanted))
     for number, rank in enumerate(wanted):
@@ -165,4 +153,139 @@ def _of_ranks(
         shown = most if number < MAX_TILES else 0
         refs = list(zip(shards, indexes, strict=True))[:shown]
         tiles = tiles_of(content, refs, notes[:shown])
-        yield RankRows(rank, len(counts), len(shards), tiles)
+        yield {
+            "rank": rank,
+            "num_rows": len(counts),
+            "num_samples": len(shards),
+            "tiles": tiles,
+        }
+
+
+# -- shares ----------------------------------------------------------------------------------------
+#
+# What the steps of a run are made of: the sources of a mixture, or buckets. The shares of sources
+# are those that were asked for, in steps of the run. Those of buckets are counted, in steps of one
+# epoch.
+
+WIDTH, HEIGHT = 560, 120
+"""Pixels of the picture."""
+
+MAX_PARTS = 112
+"""Parts of the picture, from left to right."""
+
+MAX_COUNTED = 4096
+"""Steps of an epoch whose buckets are counted, spread over all."""
+
+MAX_BANDS = 40
+"""Sources that the picture names. The others are one band."""
+
+
+def shares_of(order: AnyOrder, epoch: int, step: int) -> dict[str, Any] | None:
+    """Return the picture of the shares over time, as ``order.html`` draws it.
+
+    Returns:
+        None: the order has neither sources nor buckets. Else a dict:
+
+        - title; noun: what a band is; of: what the shares of the bands are of
+        - bands: as of `_bands`
+        - last: the step at the right end, where the one at the left is 0
+        - at: the step of the page, in pixels from the left
+    """
+    own = getattr(order, "inner", order)  # of packs
+    if isinstance(own, MixtureOrder):
+        rows = "packs" if order.is_packed else "samples"
+        return _of_sources(own, epoch, step, f"{rows}, at this step")
+    if isinstance(own, BucketOrder):
+        return _of_buckets(own, epoch, step)
+    return None
+
+
+def _of_sources(order: MixtureOrder, epoch: int, step: int, of: str) -> dict[str, Any]:
+    run_step = epoch * order.steps_per_epoch + step
+    changes = sorted(order.recipe.shares)
+    last = max((epoch + 1) * order.steps_per_epoch, changes[-1] + changes[-1] // 8)
+    if len(changes) > MAX_PARTS:
+        changes = [*range(0, last, -(-last // MAX_PARTS))]
+    names = list(order.recipe.corpora)
+    parts = [dict(zip(names, _shares_at(order, start), strict=True)) for start in changes]
+    now = dict(zip(names, _shares_at(order, run_step), strict=True))
+    return {
+        "title": "Shares of the sources, over the steps of the run",
+        "noun": "source",
+        "of": of,
+        "bands": _bands(parts, [*changes, last], now),
+        "last": last,
+        "at": WIDTH * run_step / last,
+    }
+
+
+def _shares_at(order: MixtureOrder, run_step: int) -> list[float]:
+    """Return the share of each source that was asked for at a step of the run."""
+    start = max(change for change in order.recipe.shares if change <= run_step)
+    shares = order.recipe.shares[start]
+    return [share / sum(shares) for share in shares]
+
+
+def _of_buckets(order: BucketOrder, epoch: int, step: int) -> dict[str, Any]:
+    num_steps = order.steps_per_epoch
+    num_parts = min(MAX_PARTS // 2, num_steps)
+    ends = [num_steps * part // num_parts for part in range(num_parts + 1)]
+    stride = -(-num_steps // MAX_COUNTED)
+    edges = [_text(bucket.edge) for bucket in order.buckets]
+    parts = []
+    for start, stop in pairwise(ends):
+        steps = range(start, stop, stride)
+        counts = Counter(_text(order.edge(epoch, counted)) for counted in steps)
+        parts.append({edge: counts[edge] / len(steps) for edge in edges})
+    of_all = {
+        _text(bucket.edge): bucket.order.steps_per_epoch / num_steps for bucket in order.buckets
+    }
+    return {
+        "title": f"Shares of the buckets, over the steps of epoch {epoch}",
+        "noun": "bucket",
+        "of": "the steps",
+        "bands": _bands(parts, ends, of_all),
+        "last": num_steps,
+        "at": WIDTH * step / num_steps,
+    }
+
+
+def _text(edge: Edge) -> str:
+    """Return the edge of a bucket: ``up to 640``, or ``512 x 384`` of pictures."""
+    return " x ".join(map(str, edge)) if isinstance(edge, tuple) else f"up to {edge:,}"
+
+
+def _bands(
+    parts: Sequence[Mapping[str, float]], ends: Sequence[int], shown: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Return the bands of a picture, one on top of the other.
+
+    Args:
+        parts: The share of each band, from left to right.
+        ends: The step at which each part begins, and the end of the last one.
+        shown: The share of each band to name.
+
+    Returns:
+        Of each band its name, the share to name, its colour, and bars: x, y, width and height of
+        rectangles in pixels.
+    """
+    names = list(shown)
+    bottoms = [float(HEIGHT)] * len(parts)
+    bands = []
+    for number, name in enumerate(names[:MAX_BANDS]):
+        is_rest = number == MAX_BANDS - 1 and len(names) > MAX_BANDS
+        members = names[number:] if is_rest else [name]
+        bars = []
+        for position, part in enumerate(parts):
+            height = HEIGHT * sum(part[member] for member in members)
+            bottoms[position] -= height
+            left, right = (WIDTH * end / ends[-1] for end in ends[position : position + 2])
+            values = (left, bottoms[position], right - left, height)
+            if height:
+                bars.append(tuple(round(value, 2) for value in values))
+        text = f"{len(members):,} others" if is_rest else escaped(name)
+        # Hues that follow each other are far apart; the lightness fits both themes.
+        colour = f"hsl({(210 + number * 137) % 360}, 55%, {58 if number % 2 else 48}%)"
+        share = sum(shown[member] for member in members)
+        bands.append({"name": text, "share": share, "colour": colour, "bars": bars})
+    return bands

@@ -20,8 +20,7 @@ from mmstream.dataset.columns import read_columns
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
 from mmstream.view.content import Content, Source
-from mmstream.view.pages import Pager, number_of, show
-from mmstream.view.tiles import tiles_of
+from mmstream.view.pages import Pager, number_of, show, tiles_of
 
 PAGE_ROWS = 50
 """Rejects and records of a page."""

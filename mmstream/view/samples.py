@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from mmstream.dataset.bad_list import listed_as_bad
 from mmstream.dataset.columns import read_rows
 from mmstream.dataset.select import stored_names
-from mmstream.display.media import MAX_FILE_BYTES
+from mmstream.display.media import MAX_FILE_BYTES, spectrogram_of
 from mmstream.display.samples import sample_part
 from mmstream.display.text import size_text
 from mmstream.errors import ConfigError, MMStreamError, SampleError, where
@@ -27,9 +27,16 @@ from mmstream.types import Sample, SampleRef
 from mmstream.view.choice import Choice
 from mmstream.view.content import Content
 from mmstream.view.order import is_searched_whole, places_of
-from mmstream.view.pages import Pager, link, number_of, show
-from mmstream.view.spectrogram import spectrogram_of
-from mmstream.view.tiles import is_sound, played_as, player, tiles_of
+from mmstream.view.pages import (
+    Pager,
+    is_sound,
+    link,
+    number_of,
+    played_as,
+    player,
+    show,
+    tiles_of,
+)
 
 PAGE_SAMPLES = 24
 """Samples of a page of the grid."""

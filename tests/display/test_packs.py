@@ -97,5 +97,5 @@ def test_documents_that_only_fill_a_fixed_number_are_not_drawn() -> None:
     filled["document_sample"] = torch.tensor([0, 1, -1, 2, -1, -1])
     assert [len(row.documents) for row in rows_of_pack(filled)] == [3, 1]
     empty = {**batch(), "__valid__": torch.tensor([True, True, False])}
-    assert rows_of_pack(empty)[2].documents == ()
+    assert rows_of_pack(empty)[2].documents == []
     assert "row 2: 0 documents, 0 tokens, 0 learned, 0 pictures, not valid" in repr(mm.show(empty))

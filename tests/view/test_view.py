@@ -31,14 +31,14 @@ from starlette.testclient import TestClient
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.removed import take_down
+from mmstream.display.media import decibels, spectrogram_of
 from mmstream.errors import StorageError
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.view import choice
 from mmstream.view.app import application
 from mmstream.view.charts import Line, read_metrics, starts_of
 from mmstream.view.content import Content
-from mmstream.view.shares import shares_of
-from mmstream.view.spectrogram import decibels, spectrogram_of
+from mmstream.view.order import shares_of
 from tests.cli.test_show import EVIL, SVG, hostile
 from tests.helpers.browser import open_page
 from tests.helpers.corpora import captioned, jpeg, write_corpus
@@ -326,9 +326,11 @@ def test_the_step_of_a_sample_is_found_where_steps_differ_in_rows(folder):
     order = buckets(mm.open_dataset(folder)).order
     shares = shares_of(order, 0, 1)
     counts = Counter(f"up to {order.edge(0, step)}" for step in range(order.steps_per_epoch))
-    counted = {band.name: round(band.share * order.steps_per_epoch) for band in shares.bands}
+    counted = {
+        band["name"]: round(band["share"] * order.steps_per_epoch) for band in shares["bands"]
+    }
     assert counted == counts
-    heights = [bar.height for band in shares.bands for bar in band.bars]
+    heights = [height for band in shares["bands"] for *_, height in band["bars"]]
     assert sum(heights) == pytest.approx(120 * order.steps_per_epoch)
 
 
@@ -337,19 +339,19 @@ def test_the_shares_of_a_mixture_are_drawn_over_the_run(folder, corpus):
     changes = {30: {"a": 1, "b": 1}, 50: {"a": 0, "b": 1}}
     mixture = mm.Mixture({"a": (a, 3), "b": (b, 1)}, epoch_steps=20, changes=changes)
     shares = shares_of(pipeline_of(mixture).order, 2, 0)
-    assert (shares.first, shares.last, shares.at) == (0, 60, 560 * 40 / 60)
-    first, second = shares.bands
-    assert (first.name, first.share, second.share) == ("a", 0.5, 0.5)
-    assert first.bars == [(0, 30, 280, 90), (280, 60, 186.67, 60)]
-    assert second.bars == [(0, 0, 280, 30), (280, 0, 186.67, 60), (466.67, 0, 93.33, 120)]
+    assert (shares["last"], shares["at"]) == (60, 560 * 40 / 60)
+    first, second = shares["bands"]
+    assert (first["name"], first["share"], second["share"]) == ("a", 0.5, 0.5)
+    assert first["bars"] == [(0, 30, 280, 90), (280, 60, 186.67, 60)]
+    assert second["bars"] == [(0, 0, 280, 30), (280, 0, 186.67, 60), (466.67, 0, 93.33, 120)]
     client = client_of("mixture.json", pipeline=pipeline_of, opened=lambda: mixture)
     page = text_of(client, "/order?epoch=2")
     assert "50.0%" in page
     assert page.count("<title>") == 3
     many = mm.Mixture({f"s{n}": (a, 1 + n % 2) for n in range(50)}, epoch_steps=4)
-    bands = shares_of(pipeline_of(many).order, 0, 0).bands
-    assert (len(bands), bands[-1].name) == (40, "11 others")
-    assert sum(band.share for band in bands) == pytest.approx(1)
+    bands = shares_of(pipeline_of(many).order, 0, 0)["bands"]
+    assert (len(bands), bands[-1]["name"]) == (40, "11 others")
+    assert sum(band["share"] for band in bands) == pytest.approx(1)
     assert shares_of(pipeline_of(a).order, 0, 0) is None
 
 
@@ -430,9 +432,9 @@ def test_a_run_shows_its_curves_waits_and_resumes(folder, tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     path = tmp_path / "metrics-rank0.jsonl"
     path.write_text(text + '{"num_st')
-    first, second = starts_of(read_metrics(path))
-    assert (first.line.num_steps, second.line.num_steps) == (1, 3)
-    assert second.changes == ["ranks: 2 before, 1 now", "seed: 0 before, 1 now"]
+    (first, _), (second, changes) = starts_of(read_metrics(path))
+    assert (first.num_steps, second.num_steps) == (1, 3)
+    assert changes == ["ranks: 2 before, 1 now", "seed: 0 before, 1 now"]
     page = text_of(client_of(folder, run=tmp_path), "/run")
     assert "<td>90.0%</td><td>decoding</td>" in page
     assert "reading 25%, decoding 75%, collating 0%" in page
