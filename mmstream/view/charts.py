@@ -14,11 +14,12 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmstream.audit.training_log import log_files
+from mmstream.audit.training_log import log_files, read_lines
 from mmstream.dataset.dataset import Dataset
 from mmstream.display.media import round_step
 from mmstream.errors import ConfigError
 from mmstream.measuring.statistics import Statistics, statistics
+from mmstream.order.corpus import differing_keys
 from mmstream.view.pages import show
 from mmstream.view.samples import choice_of
 
@@ -167,20 +168,14 @@ def read_metrics(path: Path) -> list[Line]:
     """Return the lines of a file of metrics. A last line that is not whole is left out.
 
     Raises:
-        ConfigError: Another line is none of metrics.
+        ConfigError: Another line is not JSON, or no metrics.
     """
-    lines: list[Line] = []
     if not path.exists():
-        return lines
-    texts = path.read_bytes().splitlines(keepends=True)
-    decoder = msgspec.json.Decoder(Line)
-    for number, text in enumerate(texts, start=1):
-        try:
-            lines.append(decoder.decode(text))
-        except (msgspec.MsgspecError, RecursionError) as error:
-            if text.endswith(b"\n"):
-                raise ConfigError(f"{path}:{number}: no line of metrics ({error})") from None
-    return lines
+        return []
+    try:
+        return [msgspec.convert(line, Line) for line in read_lines(path)]
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: not the metrics of a run ({error})") from None
 
 
 def starts_of(lines: Sequence[Line]) -> list[tuple[Line, list[str]]]:
@@ -195,21 +190,16 @@ def starts_of(lines: Sequence[Line]) -> list[tuple[Line, list[str]]]:
         if line.world_size != before.world_size:
             changes.append(f"ranks: {before.world_size} before, {line.world_size} now")
         new_order = line.order
-        changes += _changes(order, new_order) if order and new_order else []
+        if order and new_order:
+            changes += [
+                f"{name}: {order.get(name)} before, {new_order.get(name)} now"
+                for name in differing_keys(order, new_order)
+            ]
         falls = any(getattr(line, name) < getattr(before, name) for name in COUNTS)
         if changes or falls or new_order:
             starts.append((line, changes))
         order = new_order or order
     return starts
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return how two orders differ."""
-    return [
-        f"{name}: {before.get(name)} before, {now.get(name)} now"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
 
 
 def curve_of(

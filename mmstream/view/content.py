@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import numbered_datasets, read_sample
 from mmstream.display.text import count_text
-from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.errors import ConfigError, MMStreamError, escaped, where
 from mmstream.order import AnyOrder
 from mmstream.order.corpus import differing_keys
 from mmstream.types import Sample
@@ -141,8 +141,8 @@ class Content:
             raise ConfigError(f"dataset {number}: start `mmstream view` with --against URL")
         return self.others[number]
 
-    def _read(self, shard: int, index: int) -> Sample:
-        """Return a raw sample; raises what `read_sample` raises.
+    def locate(self, shard: int, index: int) -> tuple[Dataset, int]:
+        """Return the dataset of a sample, and its shard there.
 
         Raises:
             ConfigError: There is none at this place.
@@ -150,7 +150,12 @@ class Content:
         if not 0 <= shard < self.data.num_shards:
             num_shards = count_text(self.data.num_shards, "shard")
             raise ConfigError(f"shard {shard}: the data has {num_shards}")
-        dataset, own_shard = self.data.locate(shard)[1:]
+        _, dataset, own_shard = self.data.locate(shard)
         if not 0 <= index < dataset.counts[own_shard]:
-            raise ConfigError(f"{self.data.name_of(shard)}[{index}]: no such sample")
+            raise ConfigError(f"{where(self.data.name_of(shard), index)}: no such sample")
+        return dataset, own_shard
+
+    def _read(self, shard: int, index: int) -> Sample:
+        """Return a raw sample; raises what `locate` and `read_sample` raise."""
+        self.locate(shard, index)
         return read_sample(self.data, shard, index)

@@ -180,7 +180,7 @@ def one(request: Request) -> Response:
         ]
         sounds = islice(filter(is_sound, files), MAX_SOUNDS)
         values["spectrograms"] = [spectrogram_of(name, files[name]) for name in sounds]
-    _, dataset, own_shard = content.data.locate(ref[0])
+    dataset, own_shard = content.locate(*ref)
     values["num_in_shard"] = int(dataset.counts[own_shard])
     values["lies"] = _lies(dataset, own_shard, ref[1])
     try:
@@ -196,7 +196,8 @@ def one(request: Request) -> Response:
 
 def _as_shown(request: Request, content: Content, ref: SampleRef) -> dict[str, Any]:
     """Return which steps show a sample, and what the model gets of it."""
-    epoch, ranks = number_of(request.query_params, "epoch"), _num_ranks(request)
+    query = request.query_params
+    epoch, ranks = number_of(query, "epoch"), number_of(query, "ranks", default=1, least=1)
     values: dict[str, Any] = {"epoch": epoch, "ranks": ranks}
     try:
         places = values["places"] = places_of(content, ref, epoch, ranks)
@@ -207,10 +208,6 @@ def _as_shown(request: Request, content: Content, ref: SampleRef) -> dict[str, A
     except (MMStreamError, OSError) as error:
         values["order_problem"] = str(error)
     return values
-
-
-def _num_ranks(request: Request) -> int:
-    return number_of(request.query_params, "ranks", default=1, least=1)
 
 
 def _lies(dataset: Any, shard: int, index: int) -> list[tuple[str, str]]:
@@ -234,10 +231,11 @@ def _row(dataset: Any, shard: int, index: int) -> list[tuple[str, object]]:
     """Return what the sidecar says of a sample: its source row, and what its media are."""
     table = read_rows(dataset, shard)
     rows = table.filter(pc.equal(table["index"], index)).to_pylist()
-    facts = [fact for row in rows[:1] for fact in row.items() if fact[0] != "media"]
-    for row in rows[:1]:
-        for number, medium in enumerate(row.get("media") or ()):
-            facts += [(f"media[{number}].{name}", value) for name, value in medium.items()]
+    row = rows[0] if rows else {}
+    media = row.pop("media", None) or ()
+    facts = [*row.items()]
+    for number, medium in enumerate(media):
+        facts += [(f"media[{number}].{name}", value) for name, value in medium.items()]
     return [
         (name, value.hex() if isinstance(value, bytes) else value)
         for name, value in facts

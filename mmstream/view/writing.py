@@ -129,11 +129,7 @@ def _change_of(request: Request, values: Mapping[str, str]) -> Change:
     takes_off = values.get("off") == "1"
     if values.get("shard"):
         ref = number_of(values, "shard"), number_of(values, "index")
-        if ref[0] >= content.data.num_shards:
-            raise ConfigError(f"shard {ref[0]}: no such shard")
-        _, dataset, own_shard = content.data.locate(ref[0])
-        if ref[1] >= dataset.counts[own_shard]:
-            raise ConfigError(f"{where(content.data.name_of(ref[0]), ref[1])}: no such sample")
+        dataset, own_shard = content.locate(*ref)
         text, refs = where(content.data.name_of(ref[0]), ref[1]), np.array([(own_shard, ref[1])])
         fields: dict[str, object] = {"shard": ref[0], "index": ref[1]}
         back = link("sample", *ref)
