@@ -8,8 +8,8 @@ checkpoint.py   saves a run and resumes it
 metrics.py      measures the steps and writes the lines
 hooks.py        calls the user's hooks, and has those for TensorBoard, W&B and Prometheus
 distributed.py  ranks, their process group, threads, signals that stop a run
-models.py       which model, and the pipelines of training and validation: clip.py, vlm.py and
-                chat.py (images, videos), speech.py; tokenizer.py: folders of transformers
+models.py       which model, and the pipelines of training and validation: clip.py, vlm.py (images,
+                videos), Whisper; tokenizer.py: folders of transformers
 
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state. Models and trainers of other libraries get their batches here:
@@ -36,20 +36,37 @@ from mmstream.settings import checked
 from mmstream.train.config import TrainConfig, TrainResult
 
 if TYPE_CHECKING:
-    from mmstream.train.flat_batches import flash_attention_arguments as flash_attention_arguments
-    from mmstream.train.flat_batches import flex_block_mask as flex_block_mask
-    from mmstream.train.flat_batches import megatron_packing as megatron_packing
-    from mmstream.train.flat_batches import preference_inputs as preference_inputs
-    from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
-    from mmstream.train.hooks import Prometheus as Prometheus
-    from mmstream.train.hooks import TensorBoard as TensorBoard
-    from mmstream.train.hooks import WandB as WandB
-    from mmstream.train.inputs import PackingCheck as PackingCheck
-    from mmstream.train.inputs import check_packing as check_packing
-    from mmstream.train.lightning import LightningLoaderState as LightningLoaderState
-    from mmstream.train.trainer import LoaderState as LoaderState
-    from mmstream.train.trainer import LoaderTrainer as LoaderTrainer
-    from mmstream.train.trainer import LoaderTrainerMixin as LoaderTrainerMixin
+    from mmstream.train.flat_batches import (
+        flash_attention_arguments,
+        flex_block_mask,
+        megatron_packing,
+        preference_inputs,
+        torchtitan_batch,
+    )
+    from mmstream.train.hooks import Prometheus, TensorBoard, WandB
+    from mmstream.train.inputs import PackingCheck, check_packing
+    from mmstream.train.lightning import LightningLoaderState
+    from mmstream.train.trainer import LoaderState, LoaderTrainer, LoaderTrainerMixin
+
+__all__ = [
+    "LightningLoaderState",
+    "LoaderState",
+    "LoaderTrainer",
+    "LoaderTrainerMixin",
+    "PackingCheck",
+    "Prometheus",
+    "TensorBoard",
+    "TrainConfig",
+    "TrainResult",
+    "WandB",
+    "check_packing",
+    "flash_attention_arguments",
+    "flex_block_mask",
+    "megatron_packing",
+    "preference_inputs",
+    "torchtitan_batch",
+    "train",
+]
 
 _MODULE_OF = {
     "LightningLoaderState": "lightning",
@@ -67,8 +84,6 @@ _MODULE_OF = {
     "preference_inputs": "flat_batches",
     "torchtitan_batch": "flat_batches",
 }
-
-__all__ = ["TrainConfig", "TrainResult", "train", *_MODULE_OF]
 
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names

@@ -1,7 +1,7 @@
 """Which model is trained, and the decoders that feed it: a small model, or one from a folder.
 
-Four kinds of models are known: "clip", "vlm" (images of one size), "chat" (images and videos as the
-folder's processor makes them) and "speech" (Whisper).
+Four kinds of models are known: "clip" (``clip.py``), "vlm" (images of one size) and "chat" (images
+and videos as the folder's processor makes them), both in ``vlm.py``, and "speech" (Whisper), here.
 
     loop.run -> `open_model`
 
@@ -19,20 +19,24 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mmstream.batching.flat import Flat, Pack
+from mmstream.batching.valid import summed_loss, valid_labels
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import datasets_of
+from mmstream.decoding.audio.decoder import AudioDecoder
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import baked_content
+from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
 from mmstream.loader.device import Normalize
 from mmstream.order import Buckets
 from mmstream.pipeline import Pipeline
-from mmstream.train import clip, speech, vlm
+from mmstream.train import clip, vlm
 from mmstream.train.config import SMALL_MODELS, TrainConfig
-from mmstream.train.tokenizer import image_settings, open_tokenizer, read_json
-from mmstream.types import Batch
+from mmstream.train.inputs import model_inputs
+from mmstream.train.tokenizer import image_settings, load_pretrained, open_tokenizer, read_json
+from mmstream.types import IGNORED_LABEL, Batch
 
 CLIP_NORMALIZE = Normalize(
     mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
@@ -84,8 +88,8 @@ def open_model(config: TrainConfig, most_rows: int) -> tuple[Any, Decode]:
         model = vlm.load_chat(config.model, tokenizer)
         decode = vlm.chat_decode(tokenizer, config.model, max_length)
     elif kind == "speech":
-        model = speech.load_speech(config.model)
-        decode = speech.speech_decode(tokenizer, config.model, max_length)
+        model = load_speech(config.model)
+        decode = speech_decode(tokenizer, config.model, max_length)
     elif kind == "vlm":
         model = vlm.small_vlm(tokenizer=tokenizer, **small) if folder is None else None
         model = model or vlm.load_vlm(config.model, tokenizer=tokenizer)
@@ -150,6 +154,83 @@ def _kind(folder: str) -> str:
     if image_settings(Path(folder))[0] is None:
         raise ConfigError(f"model: {folder} has no processor; save it beside the model")
     return "chat"
+
+
+# -- Whisper: recordings and their transcripts -----------------------------------------------------
+
+
+class SpeechModel(nn.Module):
+    """A speech model whose forward pass returns the summed loss of the transcripts' tokens.
+
+    The loss is a sum over tokens, so it can be cut into micro-batches and ranks.
+
+    Args:
+        speech: a `transformers` WhisperForConditionalGeneration.
+    """
+
+    takes = "one recording (wav, flac, mp3, ...) and its transcript a sample"
+
+    def __init__(self, speech: Any) -> None:
+        super().__init__()
+        self.speech = speech
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
+
+        Args:
+            batch: the features of one recording a row, and the tokens of its transcript.
+
+        Raises:
+            ConfigError: a row has no recording, or several.
+        """
+        inputs = model_inputs(batch, self.speech)
+        labels = inputs["labels"]
+        logits = self.speech(**inputs, use_cache=False).logits
+        return summed_loss(logits, labels), self.weight_of(batch)
+
+    def weight_of(self, batch: Batch) -> Tensor:
+        """Return the number of tokens in the loss of a batch, a float32 scalar.
+
+        A start token at the front of a transcript does not count: the decoder is given it.
+        """
+        counts = valid_labels(batch) != IGNORED_LABEL
+        is_start = batch["input_ids"] == self.speech.config.decoder_start_token_id
+        counts[:, 0] &= ~is_start[:, 0]
+        weight: Tensor = counts.sum().float()
+        return weight
+
+
+def load_speech(folder: str) -> SpeechModel:
+    """Return the Whisper that is saved in a local folder, in float32. No code in it is run.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    speech = load_pretrained(
+        "WhisperForConditionalGeneration", folder, f"{folder}: no Whisper model", dtype="float32"
+    )
+    return SpeechModel(speech.train())
+
+
+def speech_decode(tokenizer: Any, folder: str, max_length: int) -> Decode:
+    """Return the decoders that make the fields that a `SpeechModel` reads.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        folder: the folder of the model. Its feature extractor says how long recordings are, and
+            how many mel bins they have.
+        max_length: longest transcript in tokens. The model's own limit, where that is less.
+
+    Raises:
+        ConfigError: the folder has no feature extractor.
+    """
+    extractor = load_pretrained(
+        "AutoFeatureExtractor", folder, f"{folder}: no feature extractor of a speech model"
+    )
+    positions = read_json(Path(folder, "config.json")).get("max_target_positions")
+    most = positions if isinstance(positions, int) else max_length
+    text = TextDecoder(tokenizer, max_length=min(max_length, most))
+    return Decode(audio=AudioDecoder.from_processor(extractor), text=text)
 
 
 # -- the pipelines of training and validation ------------------------------------------------------

@@ -24,7 +24,6 @@ from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.decoding.video.decoder import VideoDecoder
 from mmstream.errors import ConfigError
 from mmstream.families import qwen_vl
 from mmstream.families.family import import_torchvision
@@ -49,7 +48,6 @@ class ChatModel(nn.Module):
         vlm: a `transformers` model for image-text-to-text that `model_inputs` knows.
     """
 
-    separable = True
     takes = "conversations with images; a Qwen-VL, saved with its processor, videos too"
 
     def __init__(self, vlm: Any) -> None:
@@ -176,9 +174,7 @@ def load_vlm(folder: str, *, tokenizer: Any) -> OneSizeModel:
         ConfigError: there is no model that `OneSizeModel` takes, or `tokenizer` belongs to another
             model.
     """
-    vlm = _load(folder)
-    _check_tokenizer(folder, vlm, tokenizer, "image")
-    return OneSizeModel(vlm)
+    return OneSizeModel(_load(folder, tokenizer, "image"))
 
 
 def vlm_decode(tokenizer: Any, model: OneSizeModel, max_length: int) -> Decode:
@@ -204,13 +200,13 @@ def load_chat(folder: str, tokenizer: Any) -> ChatModel:
     Raises:
         ConfigError: there is no such model, or `tokenizer` belongs to another model.
     """
-    vlm = _load(folder)
-    _check_tokenizer(folder, vlm, tokenizer, "image", "video")
-    return ChatModel(vlm)
+    return ChatModel(_load(folder, tokenizer, "image", "video"))
 
 
-def _check_tokenizer(folder: str, vlm: Any, tokenizer: Any, *kinds: str) -> None:
-    """Refuse a tokenizer whose chat template never writes the tokens of the model's media."""
+def _load(folder: str, tokenizer: Any, *kinds: str) -> Any:
+    """Return a model. Refuse a tokenizer whose chat template never writes its tokens of media."""
+    message = f"{folder}: no vision-language model"
+    vlm = load_pretrained("AutoModelForImageTextToText", folder, message, dtype="float32")
     for kind in kinds:
         token_id = getattr(vlm.config, f"{kind}_token_id")
         token = tokenizer.convert_ids_to_tokens(token_id)
@@ -219,6 +215,7 @@ def _check_tokenizer(folder: str, vlm: Any, tokenizer: Any, *kinds: str) -> None
                 f"{folder}: {kind}s are token {token_id}, which is {token} in the tokenizer, and "
                 "its chat template never writes it; give the tokenizer of this model"
             )
+    return vlm.train()
 
 
 def chat_decode(
@@ -241,7 +238,7 @@ def chat_decode(
         if tuple(getattr(images, name)) != tuple(getattr(videos, name)):
             raise ConfigError(f"{folder}: {name} differs between images and videos")
     model_type = read_json(Path(folder, "config.json")).get("model_type")
-    video_length = qwen_vl.FAMILIES[str(model_type)].video_length
+    family = qwen_vl.FAMILIES[str(model_type)]
     text = TextDecoder(
         tokenizer,
         max_length=max_length,
@@ -249,16 +246,8 @@ def chat_decode(
         image_token="<|image_pad|>",
         image_length=qwen_vl.image_length(images.patch_size, images.merge_size),
         video_token="<|video_pad|>",
-        video_length=video_length(videos.patch_size, videos.merge_size, videos.temporal_patch_size),
+        video_length=family.video_length(
+            videos.patch_size, videos.merge_size, videos.temporal_patch_size
+        ),
     )
-    return Decode(
-        image=ImageDecoder.from_processor(images),
-        video=VideoDecoder.from_processor(videos),
-        text=text,
-    )
-
-
-def _load(folder: str) -> Any:
-    message = f"{folder}: no vision-language model"
-    vlm = load_pretrained("AutoModelForImageTextToText", folder, message, dtype="float32")
-    return vlm.train()
+    return Decode(**family.decoders(processor), text=text)
