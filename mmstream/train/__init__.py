@@ -14,14 +14,12 @@ models.py       which model, and the pipelines of training and validation: clip.
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state. Models and trainers of other libraries get their batches here:
 
-inputs.py         `mm.model_inputs`: the arguments of a model of transformers; `check_packing`:
-                  whether it keeps documents apart
-flat_batches.py   flat batches as kernels, trainers and TRL take them
-trainer.py        `LoaderTrainer`: the Trainer of transformers, on a loader
-lightning.py      `LightningLoaderState`: the state of a loader in checkpoints of Lightning
+inputs.py       `mm.model_inputs`: the arguments of a model of transformers; `check_packing`:
+                whether it keeps documents apart; flat batches for kernels, other trainers and TRL
+trainer.py      `LoaderTrainer`: the Trainer of transformers, on a loader
+lightning.py    `LightningLoaderState`: the state of a loader in checkpoints of Lightning
 
-demo.py           ``mmstream demo``: from the rows in corpus/ to a trained model, with a kill and a
-                  proof
+demo.py         ``mmstream demo``: from the rows in corpus/ to a trained model, a kill and a proof
 
 These names are imported when they are first used: each needs the library that it is for.
 """
@@ -36,15 +34,16 @@ from mmstream.settings import checked
 from mmstream.train.config import TrainConfig, TrainResult
 
 if TYPE_CHECKING:
-    from mmstream.train.flat_batches import (
+    from mmstream.train.hooks import Prometheus, TensorBoard, WandB
+    from mmstream.train.inputs import (
+        PackingCheck,
+        check_packing,
         flash_attention_arguments,
         flex_block_mask,
         megatron_packing,
         preference_inputs,
         torchtitan_batch,
     )
-    from mmstream.train.hooks import Prometheus, TensorBoard, WandB
-    from mmstream.train.inputs import PackingCheck, check_packing
     from mmstream.train.lightning import LightningLoaderState
     from mmstream.train.trainer import LoaderState, LoaderTrainer, LoaderTrainerMixin
 
@@ -78,11 +77,11 @@ _MODULE_OF = {
     "TensorBoard": "hooks",
     "WandB": "hooks",
     "check_packing": "inputs",
-    "flash_attention_arguments": "flat_batches",
-    "flex_block_mask": "flat_batches",
-    "megatron_packing": "flat_batches",
-    "preference_inputs": "flat_batches",
-    "torchtitan_batch": "flat_batches",
+    "flash_attention_arguments": "inputs",
+    "flex_block_mask": "inputs",
+    "megatron_packing": "inputs",
+    "preference_inputs": "inputs",
+    "torchtitan_batch": "inputs",
 }
 
 

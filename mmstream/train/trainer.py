@@ -25,8 +25,7 @@ from mmstream.loader.device import DeviceLoader, Normalize, to_device
 from mmstream.loader.loader import Loader
 from mmstream.settings import checked
 from mmstream.state import state_at
-from mmstream.train.flat_batches import preference_inputs
-from mmstream.train.inputs import model_inputs
+from mmstream.train.inputs import model_inputs, preference_inputs
 from mmstream.types import IGNORED_LABEL, Batch
 
 import_torchvision()  # before transformers does, where it does not load by itself
