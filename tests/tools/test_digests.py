@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from tools.prove.digests.golden import Results, compare, machine, record_case, run_cases
-from tools.prove.digests.record import differences
+from tools.prove.digests.record import (
+    Results,
+    compare,
+    differences,
+    machine,
+    record_case,
+    run_cases,
+)
 
 HEAD = "uint8 [4, 3, 24, 32] "
 OLD = {

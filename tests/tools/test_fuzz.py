@@ -17,7 +17,7 @@ NUM_INPUTS = 400
 
 NAMES = (
     "tar", "index", "arrow", "index_part", "column", "manifest",
-    "bad_list", "mixture", "state", "row", "chat",
+    "bad_list", "mixture", "state", "row", "chat", "image",
     "baked", "plan", "plan_arrays",
 )  # fmt: skip
 

@@ -50,7 +50,7 @@ def test_the_judge_of_wrong_reads_sees_what_is_wrong() -> None:
 def test_several_converters_in_one_folder_do_no_harm_and_other_bytes_are_a_fault(
     tmp_path: Path,
 ) -> None:
-    rows = two_writers.write_rows(tmp_path)
+    rows = two_writers.write_rows(tmp_path, two_writers.NUM_ROWS, 16, (120, 90))
     expected = two_writers.undisturbed(rows, tmp_path / "alone") | {"planted.tar": "other"}
     fault = two_writers.fault_of_round(rows, tmp_path / "together", expected, random.Random(0))
     assert fault == "other bytes: planted.tar"

@@ -17,8 +17,15 @@ from tools.prove import attempt as prove_attempt
 from tools.prove import resume as prove_resume
 from tools.prove.attempt import Attempt, wait_until
 from tools.prove.corpus import Corpus, open_pipeline, write_corpus, write_mixture
-from tools.prove.faults import FAULTS, with_fault
-from tools.prove.history import History, Run, judge, kept_lines, read_start
+from tools.prove.history import (
+    FAULTS,
+    History,
+    Run,
+    judge,
+    kept_lines,
+    read_start,
+    with_fault,
+)
 from tools.prove.trainer import describe
 
 G, EPOCHS = 16, 2

@@ -16,7 +16,6 @@ nothing else on the machine. A checkout beside a copy of itself tells how large 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import statistics
@@ -33,13 +32,13 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import psutil
-from PIL import Image
 
+from mmstream.processes.machine import pss_bytes
 from tests.helpers.corpora import write_corpus
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
 from tests.helpers.media_files import audio_file, video_file
 from tools.bench.compare_rows import ROWS
-from tools.bench.corpus import photographs, write_tokenizer
+from tools.bench.corpus import mosaics, photographs, write_tokenizer
 from tools.s3_server import s3_server, without_aws
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write_corpora(folder: Path, url: str) -> None:
     """Write what all rows read, into a folder and into a bucket."""
     small = [photo.jpeg for photo in photographs()]
-    large = {name: mosaics(small, size) for name, size in SIZES.items()}
+    large = {name: [each.jpeg for each in mosaics(size, 4)] for name, size in SIZES.items()}
     video = with_room(video_file(num_frames=240, width=320, height=240, gop=12, moov_first=True))
     sounds = [audio_file("flac", seconds=12 + number) for number in range(4)]
     write(folder / "photos", NUM_PHOTOS, lambda number: {"jpg": small[number % len(small)]})
@@ -133,20 +132,6 @@ def write(target: str | Path, count: int, fields_of: Callable[[int], Fields]) ->
     write_corpus(str(target), counts, lambda n: fields_of(n) | {"txt": b"photograph %d" % n})
 
 
-def mosaics(photos: Sequence[bytes], size: tuple[int, int]) -> list[bytes]:
-    """Return four large JPEGs of many small ones, with as much detail in each megapixel."""
-    jpegs = []
-    for number in range(4):
-        canvas, file = Image.new("RGB", size), io.BytesIO()
-        corners = [(x, y) for y in range(0, size[1], 375) for x in range(0, size[0], 500)]
-        for tile, corner in enumerate(corners):
-            photo = photos[(7 * number + tile) % len(photos)]
-            canvas.paste(Image.open(io.BytesIO(photo)), corner)
-        canvas.save(file, "jpeg", quality=92)
-        jpegs.append(file.getvalue())
-    return jpegs
-
-
 def with_room(video: bytes, num_bytes: int = 9 << 20) -> bytes:
     """Return an mp4 with free room behind its frames, so that it is read by ranges."""
     size = num_bytes - len(video)
@@ -171,24 +156,16 @@ def measure(row: str, folder: Path, which: str, seconds: float) -> Run:
         )
         peak_bytes = 0.0
         while process.poll() is None:
-            peak_bytes = max(peak_bytes, pss_bytes(process.pid))
+            with suppress(psutil.Error):  # it has just ended
+                children = psutil.Process(process.pid).children(recursive=True)
+                pids = [process.pid, *(child.pid for child in children)]
+                peak_bytes = max(peak_bytes, pss_bytes(pids))
             time.sleep(POLL_INTERVAL_S)
         out.seek(0)
         errors.seek(0)
         if process.returncode:
             sys.exit(f"{row}, {which}: exit {process.returncode}\n{errors.read()[-3000:]}")
         return Run(**json.loads(out.read().splitlines()[-1]), peak_bytes=peak_bytes)
-
-
-def pss_bytes(pid: int) -> int:
-    """Return the memory of a process and its descendants; a page of n processes counts 1/n."""
-    total = 0
-    with suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_full_info().pss
-    return total
 
 
 def _rounded(value: float) -> str:

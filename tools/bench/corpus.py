@@ -56,13 +56,13 @@ def photographs() -> list[Photograph]:
     return [Photograph(_encode(image), captions) for image, captions in _demo_images()]
 
 
-def mosaics(size: tuple[int, int]) -> list[Photograph]:
+def mosaics(size: tuple[int, int], count: int = NUM_LARGE) -> list[Photograph]:
     """Return large images, each made of many photographs of 500x375."""
     from PIL import Image
 
     tiles = list(_demo_images())
     made = []
-    for number in range(NUM_LARGE):
+    for number in range(count):
         canvas = Image.new("RGB", size)
         places = [(x, y) for y in range(0, size[1], SMALL[1]) for x in range(0, size[0], SMALL[0])]
         for tile, place in enumerate(places):

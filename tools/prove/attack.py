@@ -15,7 +15,7 @@ import sys
 import torch
 from tqdm import tqdm
 
-from tools.prove.attacks import folders, images, rows, states, tars, texts
+from tools.prove.attacks import folders, rows, samples, states, tars
 from tools.prove.attacks.attack import MAX_SECONDS, Attack, run_attack
 
 ATTACKS: tuple[Attack, ...] = (
@@ -23,8 +23,7 @@ ATTACKS: tuple[Attack, ...] = (
     *folders.ATTACKS,
     *states.ATTACKS,
     *rows.ATTACKS,
-    *texts.ATTACKS,
-    *images.ATTACKS,
+    *samples.ATTACKS,
 )
 
 

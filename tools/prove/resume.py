@@ -30,11 +30,17 @@ import torch
 from mmstream.storage import open_store
 from mmstream.train.checkpoint import list_checkpoints, load_newest
 from mmstream.train.distributed import leave_on_sigterm
-from tools.prove.attempt import Attempt, wait_until
+from tools.prove.attempt import (
+    Attempt,
+    Limits,
+    Outcome,
+    draw_kill,
+    draw_kinds,
+    kill_and_watch,
+    wait_until,
+)
 from tools.prove.corpus import open_pipeline, write_corpus, write_mixture
-from tools.prove.faults import FAULTS, with_fault
-from tools.prove.history import History, Verdict, judge, read_start
-from tools.prove.kill import Limits, Outcome, draw_kill, draw_kinds, kill_and_watch
+from tools.prove.history import FAULTS, History, Verdict, judge, read_start, with_fault
 from tools.prove.trainer import Settings
 
 GLOBAL_BATCH_SIZE = 16

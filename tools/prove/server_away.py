@@ -16,7 +16,6 @@ import time
 from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from tests.helpers.http_fault_proxy import FaultProxy, Faults
 from tools.bench.corpus import write_corpus
@@ -77,7 +76,8 @@ def _take(
             asked = time.monotonic()
             for batch in loader:
                 longest_s = max(longest_s, time.monotonic() - asked)
-                hashes.append(_hash(batch))
+                content = b"".join([*map(str.encode, batch["__key__"]), *batch["jpg"]])
+                hashes.append(hashlib.sha256(content).hexdigest())
                 if proxy is not None and len(hashes) == 40:
                     proxy.go_away()
                     back = threading.Timer(away_s, proxy.come_back)
@@ -86,15 +86,6 @@ def _take(
     if back is not None:
         back.join()
     return hashes, longest_s
-
-
-def _hash(batch: dict[str, Any]) -> str:
-    """Return the hash of the keys and the bytes of a batch."""
-    content = hashlib.sha256()
-    for key, image in zip(batch["__key__"], batch["jpg"], strict=True):
-        content.update(key.encode())
-        content.update(image)
-    return content.hexdigest()
 
 
 if __name__ == "__main__":

@@ -91,14 +91,12 @@ def soak(minutes: float, *, seed: int = 0, report: Callable[[str], None] = print
                 report(f"round {number}: {json.dumps(asdict(looks[-1]))}")
         half = len(looks) // 2
         settled = time.monotonic() + SETTLE_S
-        while (grown := _growth(looks, half)) and time.monotonic() < settled:
+        while (
+            grown := growth(looks[:half], looks[half:], pss_bytes=MEMORY_SLACK)
+        ) and time.monotonic() < settled:
             time.sleep(0.2)
             looks.append(_look())
     return grown
-
-
-def _growth(looks: list[Look], half: int) -> list[str]:
-    return growth(looks[:half], looks[half:], pss_bytes=MEMORY_SLACK)
 
 
 # -- what happens to a loader -------------------------------------------------------------------

@@ -30,17 +30,16 @@ MAX_SECONDS = 120
 """Longest time of a conversion; it takes about a second."""
 
 
-def write_rows(folder: Path) -> Path:
-    """Write rows with small images."""
-    for number in range(16):
-        (folder / f"{number}.jpg").write_bytes(jpeg(number, (120, 90)))
+def write_rows(folder: Path, num_rows: int, num_images: int, size: tuple[int, int]) -> Path:
+    """Write rows with captions and small images of some width and height."""
+    for number in range(num_images):
+        (folder / f"{number}.jpg").write_bytes(jpeg(number, size))
     rows = folder / "rows.jsonl"
-    rows.write_text(
-        "".join(
-            json.dumps({"image": f"{number % 16}.jpg", "caption": f"caption {number}"}) + "\n"
-            for number in range(NUM_ROWS)
-        )
+    lines = (
+        json.dumps({"image": f"{number % num_images}.jpg", "caption": f"caption {number}"})
+        for number in range(num_rows)
     )
+    rows.write_text("\n".join(lines))
     return rows
 
 
@@ -112,7 +111,7 @@ def main() -> int:
     num_faults = 0
     with tempfile.TemporaryDirectory(prefix="two-writers-", dir=arguments.folder) as name:
         folder = Path(name)
-        rows = write_rows(folder)
+        rows = write_rows(folder, NUM_ROWS, 16, (120, 90))
         expected = undisturbed(rows, folder / "alone")
         for number in tqdm(range(arguments.rounds), disable=None):
             fault = fault_of_round(rows, folder / f"round-{number}", expected, draw)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import random
 import sys
@@ -28,8 +27,8 @@ import mmstream as mm
 from mmstream.dataset.dataset import Dataset
 from mmstream.storage import LocalStore, open_store
 from mmstream.types import Batch
-from tests.helpers.corpora import jpeg
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
+from tools.prove.two_writers import write_rows
 from tools.s3_server import s3_server
 
 NUM_SAMPLES = 240
@@ -73,15 +72,7 @@ class Epoch:
 
 def write_corpus(folder: Path) -> Path:
     """Convert images with captions. Return the folder of the shards."""
-    for number in range(32):
-        (folder / f"{number}.jpg").write_bytes(jpeg(number, (160, 120)))
-    rows = folder / "rows.jsonl"
-    rows.write_text(
-        "".join(
-            json.dumps({"image": f"{number % 32}.jpg", "caption": f"caption {number}"}) + "\n"
-            for number in range(NUM_SAMPLES)
-        )
-    )
+    rows = write_rows(folder, NUM_SAMPLES, 32, (160, 120))
     mm.convert(rows, folder / "shards", samples_per_shard=60, num_workers=0, progress=False)
     return folder / "shards"
 

@@ -5,8 +5,7 @@ tars.py      members, headers and names of tars
 folders.py   manifests, bad lists, indexes, and files that are not files
 states.py    saved states
 rows.py      rows of a conversion, and the media that they name
-texts.py     texts and conversations
-images.py    image bombs, all in one corpus
+samples.py   texts and conversations; image bombs, all in one corpus
 
 `python -m tools.prove.attack` runs all of them. A generator writes what it is asked to, so an
 attack can be repeated from its name alone.

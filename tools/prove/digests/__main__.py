@@ -18,7 +18,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tools.prove.digests.golden import compare, run_cases, write
+from tools.prove.digests.record import compare, run_cases, write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

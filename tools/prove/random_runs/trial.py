@@ -37,11 +37,12 @@ from tools.prove.random_runs.corpus import (
     Corpus,
     Known,
     Ref,
+    Union,
+    grow,
     write_corpus,
 )
 from tools.prove.random_runs.oracle import Facts, Groups, groups_of, judge, judge_rest
 from tools.prove.random_runs.rows import Row, marked, rows_of
-from tools.prove.random_runs.unions import Union, grow
 from tools.prove.random_runs.views import MAX_CHOSEN, Choice, chosen, draw_view, opened
 
 Steps = dict[tuple[int, int], dict[int, Row]]
