@@ -23,7 +23,7 @@ from mmstream.dataset.columns import column_names, read_columns
 from mmstream.dataset.mixture import Mixture, open_data
 from mmstream.dataset.select import chosen, stored_names
 from mmstream.display.contents import spread
-from mmstream.display.statistics import statistics_html, statistics_lines
+from mmstream.display.samples import statistics_html, statistics_lines
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
 from mmstream.measuring.statistics import statistics

@@ -3,9 +3,8 @@
 text.py        numbers, files and values in a few words
 sample_dict.py the dict that users get as a sample: it shows itself in one line
 contents.py    the texts, images, videos, sounds and tokens that a sample or batch holds
-samples.py     mm.show; samples, batches and datasets: sheets, whole samples, lines for a terminal
+samples.py     mm.show; samples, batches, datasets, statistics: sheets, tables, lines for a terminal
 packs.py       batches without padding: the documents of each row, one after the other
-statistics.py  statistics of a dataset as a table
 media.py       images, videos and sounds: thumbnails, frames, players
 html.py        the templates in ``templates/``, which escape all values, and the page around them
 

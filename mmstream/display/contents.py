@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import DecodeError
+from mmstream.media.fields import image_fields, json_object
 from mmstream.media.frames import FrameList, encoded_video
 from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL
@@ -29,8 +30,6 @@ CAPTION_NAMES = ("caption", "text")
 
 def row_json(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the object in ``json``, parsed or not; empty if there is none."""
-    from mmstream.media.fields import json_object
-
     return json_object(sample.get("json"))
 
 
@@ -81,14 +80,10 @@ def address_of(sample: Mapping[str, Any]) -> str:
     return f"{shard}[{lineage.index}]" if lineage is not None else shard
 
 
-def key_text(fields: Mapping[str, Any], row: int | None = None) -> str:
-    """Return ``key``, or ``source: key`` in a mixture, of a sample or of a batch's row."""
-    key = fields["__key__"]
-    source = fields.get("__source__")
-    if row is not None:
-        key = key[row]
-        source = source and source[row]
-    return f"{source}: {key}" if source else str(key)
+def key_text(sample: Mapping[str, Any]) -> str:
+    """Return ``key`` of a sample, or ``source: key`` in a mixture."""
+    source = sample.get("__source__")
+    return f"{source}: {sample['__key__']}" if source else str(sample["__key__"])
 
 
 def spread(num_samples: int, count: int, seed: int | None = None) -> list[int]:
@@ -117,8 +112,6 @@ def spread(num_samples: int, count: int, seed: int | None = None) -> list[int]:
 
 def images_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return the images of a sample by field: bytes, or tensors if they are decoded."""
-    from mmstream.media.fields import image_fields
-
     names = image_fields(dict(sample))
     by_field = {name: sample[name] for name in names if _is_image(sample[name])}
     if "image" not in sample:
@@ -128,19 +121,20 @@ def images_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     return _with_names("image", decoded, names_in_messages) | by_field
 
 
-def batch_images(batch: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the images of each row of a batch."""
-    from mmstream.media.fields import image_fields
-
-    images: list[list[Any]] = [[] for _ in batch["__key__"]]
-    decoded = batch.get("image")
-    rows = batch["image_row"].tolist() if "image_row" in batch else range(len(images))
-    for row, image in zip(rows, () if decoded is None else decoded, strict=False):
-        images[row].append(image)
-    for name in image_fields(batch):
-        for row, data in enumerate(batch[name]):
-            images[row] += [data] if _is_image(data) else []
-    return images
+def row_of_batch(batch: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return what a batch holds of one row, as a sample: its key, texts, files and images."""
+    names = image_fields(batch)
+    columns = {
+        name: value for name, value in batch.items() if name in names or isinstance(value, list)
+    }
+    sample = {name: value[row] for name, value in columns.items() if row < len(value)}
+    if batch.get("image") is not None:
+        images = batch["image"]
+        owners = batch["image_row"].tolist() if "image_row" in batch else range(len(images))
+        sample["image"] = [
+            image for image, owner in zip(images, owners, strict=False) if owner == row
+        ]
+    return sample
 
 
 def _is_image(value: Any) -> bool:
@@ -217,10 +211,9 @@ def _clips(sample: Mapping[str, Any], field: str) -> dict[str, Recording]:
 def _whole(fields: Mapping[str, Any], name: str) -> Recording:
     """Return the file of a recording, or its list of frames where that is whole."""
     try:
-        recording: Any = encoded_video(fields, name)
+        return cast(Recording, encoded_video(fields, name))
     except DecodeError:
-        recording = fields[name]
-    return cast(Recording, recording)
+        return cast(bytes, fields[name])
 
 
 def _extension(name: str) -> str:

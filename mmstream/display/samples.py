@@ -1,6 +1,7 @@
 """`mm.show`, and samples, batches and datasets for people: sheets, pages, lines for a terminal.
 
 `mm.show`, `mmstream show`, `mmstream convert --dry-run` -> samples.py -> contents.py, media.py
+`mmstream info --stats`, `Statistics` in a notebook -> samples.py
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from markupsafe import Markup
 from mmstream.display.contents import (
     Recording,
     address_of,
-    batch_images,
     caption_of,
     fields_named,
     images_of,
-    is_recording_file,
     key_text,
     messages_of,
     parts_of,
     recordings_of,
     row_json,
+    row_of_batch,
     spread,
     text_of,
     token_counts,
     token_runs,
     tokens_text,
+    uncounted,
 )
 from mmstream.display.html import cut, document, element, page, render
 from mmstream.display.media import (
@@ -63,6 +64,10 @@ from mmstream.types import IGNORED_LABEL
 
 MAX_TILES = 16
 """Samples of a contact sheet."""
+MAX_TILE_IMAGES = 4
+"""Images of a sample in it."""
+TILE_SIDE = 144
+"""Pixels of its longer side."""
 MAX_IMAGES = 12
 """Images of one sample."""
 MAX_TURNS = 20
@@ -308,21 +313,22 @@ def samples_part(samples: Iterable[Any]) -> Markup:
 def _tile_or_problem(sample: Any) -> Tile:
     if isinstance(sample, Exception):
         return Tile([element("problem", sample)])
-    return tile_of(sample, 144, recording_tile)
+    return tile_of(sample, TILE_SIDE, recording_tile)
 
 
 def tile_of(
     sample: Mapping[str, Any], side: int, recording: Callable[[str, Recording], Markup]
 ) -> Tile:
-    """Return the first image of a sample, or else its first recording, and the start of its text.
+    """Return the first images of a sample, or else its first recording, and the start of its text.
 
     Args:
-        sample: Raw or decoded.
-        side: Pixels of the longer side of the image.
+        sample: Raw or decoded, or a row of a batch.
+        side: Pixels of the longer side of an image. Several images are as large together.
         recording: From the name of a recording and the recording to what is shown of it.
     """
     images, key = images_of(sample), key_text(sample)
-    media = [thumbnail(image, side, key) for image in islice(images.values(), 1)]
+    each_side = side if len(images) == 1 else (side - 8) // 2
+    media = [thumbnail(each, each_side, key) for each in islice(images.values(), MAX_TILE_IMAGES)]
     if not media:
         media = [recording(*named) for named in islice(recordings_of(sample).items(), 1)]
     of_images = f", {len(images)} images" if len(images) > 1 else ""
@@ -350,23 +356,19 @@ def batch_html(batch: Mapping[str, Any]) -> str:
 
 def _tiles_of_batch(batch: Mapping[str, Any]) -> list[Tile]:
     """Return the first rows of a batch. Those that are substitutes or not valid say why."""
-    keys = batch["__key__"]
+    num_rows = len(batch["__key__"])
     lineage = batch.get("__lineage__")
-    valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
+    valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * num_rows
     repeat = lineage.repeat if lineage else 1
     reasons = {bad.row - lineage.start: bad.reason for bad in lineage.bad} if lineage else {}
-    images = batch_images(batch)
     tiles = []
-    for row in range(min(len(keys), MAX_TILES)):
-        side = 144 if len(images[row]) == 1 else 68
-        media = [thumbnail(image, side, keys[row]) for image in images[row][:4]]
+    for row in range(min(num_rows, MAX_TILES)):
         reason = reasons.get(row // repeat)
         note = "" if valid[row] else f"not valid: {reason or 'padding'}"
         if reason is not None and valid[row]:
             note = f"substitute for {reason}"
-        lists = {name: value for name, value in batch.items() if isinstance(value, list)}
-        sample = {name: value[row] for name, value in lists.items() if row < len(value)}
-        tiles.append(Tile(media, key_text(batch, row), text_of(sample), note))
+        tile = tile_of(row_of_batch(batch, row), TILE_SIDE, recording_tile)
+        tiles.append(tile._replace(note=note))
     return tiles
 
 
@@ -495,10 +497,10 @@ def _field_lines(sample: Mapping[str, Any]) -> Iterator[str]:
     """Yield what each field holds, and what its recording was decoded to."""
     recordings = recordings_of(sample)
     for name, value in public_fields(sample):
-        if isinstance(recordings.get(name), FrameList):
-            yield f"  {escaped(name, 60)}: {recording_text(recordings[name])}"
-        else:
-            yield f"  {escaped(name, 60)}: {_field_text(name, value)}"
+        recording = recordings.get(name)
+        is_file = isinstance(recording, bytes | FrameList)
+        text = recording_text(recording) if is_file else _field_text(name, value)
+        yield f"  {escaped(name, 60)}: {escaped(text, 300)}"
     for name, recording in islice(recordings.items(), MAX_FIELDS):
         if not isinstance(recording, bytes | FrameList):
             yield f"  {escaped(name, 60)} decoded: {recording_text(recording)}"
@@ -518,8 +520,6 @@ def _text_lines(sample: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _field_text(name: str, value: Any) -> str:
-    if is_recording_file(name, value):
-        return escaped(recording_text(value), 300)
     has_own_line = name in ("txt", "json")
     if isinstance(value, bytes) and len(value) <= MAX_SHORT_BYTES and not has_own_line:
         return value_text(value)  # such as a class
@@ -539,3 +539,86 @@ def _content_text(turn: Mapping[str, Any]) -> str:
 def _line(value: object) -> str:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return escaped(text, MAX_LINE_CHARACTERS)
+
+
+# -- statistics of a dataset, as a table -----------------------------------------------------------
+
+MAX_COUNTS = 16
+"""Fields, and classes, that are named, the most frequent first."""
+
+STATISTICS_HEAD = ("", "count", "min", "5 %", "median", "mean", "95 %", "max")
+
+
+_UNITS = {
+    "image width": "pixels",
+    "image height": "pixels",
+    "video width": "pixels",
+    "video height": "pixels",
+    "audio sample rate": "Hz",
+}
+
+
+def statistics_lines(stats: Any) -> Iterator[str]:
+    """Yield `Statistics` for a terminal: what was read, and a table."""
+    yield _measured_text(stats)
+    yield from (f"  bad: {reason}" for reason in stats.reasons)
+    rows = [STATISTICS_HEAD, *_statistics_rows(stats)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        numbers = "  ".join(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))
+        yield f"  {name.ljust(widths[0])}  {numbers}"
+    yield from (f"  {line}" for line in _notes(stats))
+
+
+def statistics_html(stats: Any) -> str:
+    """Return `Statistics` for a notebook or a page: what was read, and a table."""
+    return page(
+        element("head", "Statistics", [_measured_text(stats)]),
+        *(element("problem", reason, 500) for reason in stats.reasons),
+        element("table", _statistics_rows(stats), STATISTICS_HEAD),
+        element("table", [(cut(note, 2000),) for note in _notes(stats)]),
+    )
+
+
+def _measured_text(stats: Any) -> str:
+    text = f"{stats.num_measured:,} of {stats.num_samples:,} samples measured, spread over all"
+    return text + (f"; {stats.num_bad:,} bad" if stats.num_bad else "")
+
+
+def _notes(stats: Any) -> Iterator[str]:
+    """Yield how many samples have each field and class, and what the table does not say."""
+    if stats.fields:
+        yield f"samples with each field: {_counts_text(stats.fields)}"
+    if stats.classes:
+        yield f"classes ({len(stats.classes):,}): {_counts_text(stats.classes)}"
+    if stats.uncounted_media:
+        yield uncounted(stats.uncounted_media)
+    for kind, hours in stats.hours.items():
+        line = f"hours of {kind}: {_number_text('hours', hours)}"
+        if stats.num_measured < stats.num_samples:
+            in_all = _number_text("hours", hours * stats.num_samples / stats.num_measured)
+            line += f" in the samples measured, about {in_all} in all"
+        yield line
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    texts = [f"{escaped(name)} {count:,}" for name, count in islice(counts.items(), MAX_COUNTS)]
+    if len(counts) > MAX_COUNTS:
+        texts.append(f"{len(counts) - MAX_COUNTS:,} more")
+    return ", ".join(texts)
+
+
+def _statistics_rows(stats: Any) -> list[list[str]]:
+    """Return the rows of the table, below `STATISTICS_HEAD`."""
+    rows = []
+    for name, numbers in stats.summary()["values"].items():
+        count, *others = numbers.values()
+        unit = f" ({_UNITS[name]})" if name in _UNITS else ""
+        rows.append([name + unit, f"{count:,}", *(_number_text(name, n) for n in others)])
+    return rows
+
+
+def _number_text(name: str, number: float) -> str:
+    if name.endswith("bytes"):
+        return size_text(number)
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.3g}"

@@ -119,7 +119,7 @@ class Statistics:
         )
 
     def _repr_html_(self) -> str:
-        from mmstream.display.statistics import statistics_html
+        from mmstream.display.samples import statistics_html
 
         return statistics_html(self)
 

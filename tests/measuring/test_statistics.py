@@ -11,7 +11,7 @@ import pytest
 import mmstream as mm
 from mmstream.dataset.removed import take_down
 from mmstream.decoding.sample import WholeText
-from mmstream.display.statistics import statistics_lines
+from mmstream.display.samples import statistics_lines
 from mmstream.measuring.statistics import Statistics
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from mmstream.train.vlm import chat_decode
