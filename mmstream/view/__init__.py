@@ -2,8 +2,8 @@
 
     cli/view.py -> app.py -> a page's module -> templates/
 
-content.py  what all pages show: the data, a pipeline, its order, the folder of a run
-choice.py   the samples that a condition chooses, and counts of the values of columns
+content.py  what all pages show: the data, a pipeline, its order, the folder of a run; the samples
+            that a condition chooses, and counts of the values of columns
 samples.py  the grid, one sample, and its files
 order.py    which step, rank and row shows a sample; the sources and buckets of steps over time
 problems.py  rejects, quarantine, the bad list, takedowns, duplicates, leaks

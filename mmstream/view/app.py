@@ -27,8 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.view import charts, order, problems, samples, writing
-from mmstream.view.choice import Choices
-from mmstream.view.content import Content
+from mmstream.view.content import Choices, Content
 from mmstream.view.pages import TEMPLATES, show
 
 HEADERS = {

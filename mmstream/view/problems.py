@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from mmstream.dataset.bad_list import listed_as_bad, read_duplicates
 from mmstream.dataset.columns import read_columns
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
+from mmstream.types import IntArray
 from mmstream.view.content import Content, Source
 from mmstream.view.pages import Pager, number_of, show, tiles_of
 
@@ -141,16 +142,6 @@ def _quarantine_page(request: Request, _source: Source) -> dict[str, Any]:
 # -- samples that no epoch has ---------------------------------------------------------------------
 
 
-def _bad_page(request: Request, source: Source) -> dict[str, Any]:
-    refs = listed_as_bad(source.dataset).tolist()
-    return _tiles_page(request, source, refs, "on the bad list")
-
-
-def _dropped_page(request: Request, source: Source) -> dict[str, Any]:
-    refs = read_duplicates(source.dataset).tolist()
-    return _tiles_page(request, source, refs, "left out as a duplicate")
-
-
 def _takedowns_page(request: Request, source: Source) -> dict[str, Any]:
     """Return what was taken down and why. The samples themselves are not shown."""
     rows = [
@@ -163,8 +154,9 @@ def _takedowns_page(request: Request, source: Source) -> dict[str, Any]:
 
 
 def _tiles_page(
-    request: Request, source: Source, refs: Sequence[Sequence[int]], note: str
+    request: Request, source: Source, refs_of: Callable[[Dataset], IntArray], note: str
 ) -> dict[str, Any]:
+    refs = refs_of(source.dataset).tolist()
     pager = Pager.of(request, PAGE_TILES, len(refs))
     shown = [(source.first_shard + s, i) for s, i in refs[pager.start : pager.stop]]
     tiles = tiles_of(request.app.state.content, shown, [note] * len(shown))
@@ -175,31 +167,25 @@ def _tiles_page(
 
 
 @lru_cache(4)
-def _found(dataset: Dataset, kind: str) -> Duplicates:
-    """Return the duplicates of one kind, from the sidecars.
+def _found(kind: str, dataset: Dataset, other: Dataset | None = None) -> Duplicates:
+    """Return the duplicates of one kind, or what is shared with another dataset, from the sidecars.
 
     Raises:
         ConfigError: There are no sidecars, and all tars would have to be read.
     """
-    read_columns(dataset, 0, ["key"])
+    for each in (dataset,) if other is None else (dataset, other):
+        read_columns(each, 0, ["key"])
+    if other is not None:
+        return find_leaks(dataset, other, kinds=[kind], progress=False)
     kinds = [] if kind == "near" else [kind]
     return find_duplicates(dataset, kinds=kinds, near=kind == "near", progress=False)
-
-
-@lru_cache(4)
-def _shared(dataset: Dataset, other: Dataset, kind: str) -> Duplicates:
-    """Return what two datasets share of one kind, from the sidecars; errors as `_found`."""
-    for each in (dataset, other):
-        read_columns(each, 0, ["key"])
-    return find_leaks(dataset, other, kinds=[kind], progress=False)
 
 
 def _duplicates_page(request: Request, source: Source) -> dict[str, Any]:
     """Return pairs of samples that hold the same, side by side."""
     of = _kind_of(request, KINDS, "pair")
-    found = _found(source.dataset, of)
     side = request.app.state.content, source
-    return {"of": of} | _pairs(request, found, of, (side, side))
+    return {"of": of} | _pairs(request, _found(of, source.dataset), of, (side, side))
 
 
 def _leaks_page(request: Request, source: Source) -> dict[str, Any]:
@@ -207,7 +193,7 @@ def _leaks_page(request: Request, source: Source) -> dict[str, Any]:
     of, number = _kind_of(request, LEAK_KINDS, "media"), number_of(request.query_params, "against")
     content = request.app.state.content
     other = content.other(number)
-    found = _shared(source.dataset, other.source("").dataset, of)
+    found = _found(of, source.dataset, other.source("").dataset)
     sides = (content, source), (other, other.source(""))
     details = {"of": of, "against": number, "other_url": other.url}
     return details | _pairs(request, found, of, sides)
@@ -251,9 +237,9 @@ def _pairs(
 _DETAILS: dict[str, Callable[[Request, Source], dict[str, Any]]] = {
     "rejects": _rejects_page,
     "quarantine": _quarantine_page,
-    "bad": _bad_page,
+    "bad": partial(_tiles_page, refs_of=listed_as_bad, note="on the bad list"),
     "takedowns": _takedowns_page,
-    "dropped": _dropped_page,
+    "dropped": partial(_tiles_page, refs_of=read_duplicates, note="left out as a duplicate"),
     "duplicates": _duplicates_page,
     "leaks": _leaks_page,
 }

@@ -24,8 +24,7 @@ from mmstream.errors import ConfigError, MMStreamError, SampleError, where
 from mmstream.media.types import BY_EXTENSION
 from mmstream.reading.step import Job
 from mmstream.types import Sample, SampleRef
-from mmstream.view.choice import Choice
-from mmstream.view.content import Content
+from mmstream.view.content import Choice, Content
 from mmstream.view.order import is_searched_whole, places_of
 from mmstream.view.pages import (
     Pager,
@@ -80,8 +79,8 @@ def grid(request: Request) -> Response:
     selections, facets_problem = {}, ""
     counted: dict[str, dict[Any, int]] = {}
     try:
-        counted = facets.grow()
         selections = stored_names(source.dataset)
+        counted = facets.grow()
     except (MMStreamError, OSError) as error:
         facets_problem = str(error)
     return show(
@@ -97,7 +96,7 @@ def grid(request: Request) -> Response:
             if sum(counts.values()) >= 2 * len(counts)  # ids of few samples tell nothing
         ],
         num_counted=facets.num_counted,
-        facets_problem=facets_problem or facets.problem,
+        facets_problem=facets_problem,
         columns=facets.names,
         selections=selections,
     )

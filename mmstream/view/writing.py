@@ -23,7 +23,7 @@ from mmstream.dataset.select import rule_of, store_selection
 from mmstream.errors import ConfigError, MMStreamError, where
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
-from mmstream.view.choice import Choice
+from mmstream.view.content import Choice
 from mmstream.view.pages import link, number_of, show
 from mmstream.view.samples import choice_of
 

@@ -34,7 +34,7 @@ from mmstream.dataset.removed import take_down
 from mmstream.display.media import decibels, spectrogram_of
 from mmstream.errors import StorageError
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.view import choice
+from mmstream.view import content as view_content
 from mmstream.view.app import application
 from mmstream.view.charts import Line, read_metrics, starts_of
 from mmstream.view.content import Content
@@ -169,15 +169,15 @@ def test_counts_of_a_large_corpus_go_on_behind_the_page(tmp_path, monkeypatch):
 
     url = write_corpus(tmp_path, [1] * 40, fields_of, checksums=True)
     write_sidecars(mm.open_dataset(url), progress=False)
-    monkeypatch.setattr(choice, "MAX_SECONDS", -1.0)
-    counts_of, reads = choice.Facets._counts_of, threading.Event()
+    monkeypatch.setattr(view_content, "MAX_SECONDS", -1.0)
+    counts_of, reads = view_content.Facets._counts_of, threading.Event()
 
     def held(self, shard):
         if self.num_counted:
             assert reads.wait(500)
         return counts_of(self, shard)
 
-    monkeypatch.setattr(choice.Facets, "_counts_of", held)
+    monkeypatch.setattr(view_content.Facets, "_counts_of", held)
     client = client_of(url)
     assert "Counts of 1 of 40 samples so far" in text_of(client, "/")
     reads.set()
