@@ -185,8 +185,8 @@ def plan(
 def _of_processor(folder: str) -> Decode:
     """Return the decoders of a model's folder."""
     from mmstream.train import tokenizer
+    from mmstream.train.models import CHAT_FAMILIES, chat_decode
     from mmstream.train.tokenizer import read_json
-    from mmstream.train.vlm import CHAT_FAMILIES, chat_decode
 
     family = read_json(Path(folder, "config.json")).get("model_type")
     if family not in CHAT_FAMILIES:

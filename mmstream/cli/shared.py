@@ -167,8 +167,8 @@ def text_counter(folder: str, max_length: int) -> Any:
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.sample import WholeText
     from mmstream.decoding.text.decoder import TextDecoder
+    from mmstream.train.models import CHAT_FAMILIES, chat_decode
     from mmstream.train.tokenizer import image_settings, read_json
-    from mmstream.train.vlm import CHAT_FAMILIES, chat_decode
 
     tokenizer = open_tokenizer(folder)
     config = Path(folder, "config.json")

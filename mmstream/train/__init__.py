@@ -8,8 +8,8 @@ checkpoint.py   saves a run and resumes it
 metrics.py      measures the steps and writes the lines
 hooks.py        calls the user's hooks, and has those for TensorBoard, W&B and Prometheus
 distributed.py  ranks, their process group, threads, signals that stop a run
-models.py       which model, and the pipelines of training and validation: clip.py, vlm.py (images,
-                videos), Whisper; tokenizer.py: folders of transformers
+models.py       which model, and the pipelines of training and validation; tokenizer.py: folders
+                of transformers
 
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state. Models and trainers of other libraries get their batches here:

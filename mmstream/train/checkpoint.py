@@ -62,7 +62,7 @@ class Trained:
 
     model: Any
     """The bare module: an `nn.Module` with the methods of `mmstream.train.models.Trainable`."""
-    parallel: torch.nn.Module
+    parallel: Any
     """The module to call in training: `model`, wrapped in DDP when there are several ranks."""
     optimizer: torch.optim.Optimizer
     precision: Precision

@@ -339,7 +339,8 @@ def train_step(
     trained.optimizer.zero_grad(set_to_none=True)
     for number, micro_batch in enumerate(pieces, start=1):
         is_last = number == len(pieces)
-        with nullcontext() if is_last else _no_sync(trained.parallel):
+        waits = not is_last and trained.parallel is not trained.model  # gradients are not averaged
+        with trained.parallel.no_sync() if waits else nullcontext():
             with _autocast(trained.precision, process.device):
                 loss_sum, _ = trained.parallel(micro_batch)
             (loss_sum * factor).backward()
@@ -492,12 +493,8 @@ def _stop_reason(flags: list[Tensor]) -> str | None:
 
     SIGINT wins over SIGTERM, which may follow it.
     """
-    terminated, interrupted, has_failed = (flag.item() > 0 for flag in flags)
-    if interrupted:
-        return "SIGINT"
-    if terminated:
-        return "SIGTERM"
-    return "hook" if has_failed else None
+    counts = dict(zip(("SIGTERM", "SIGINT", "hook"), flags, strict=True))
+    return next((name for name in ("SIGINT", "SIGTERM", "hook") if counts[name].item() > 0), None)
 
 
 def _check_labels(empty_step: int) -> None:
@@ -523,8 +520,3 @@ def _check_finite(loss: float, num_steps: int) -> float:
 def _autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """Return the autocast context of a forward pass; it does nothing for fp32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-def _no_sync(parallel: nn.Module) -> Any:
-    """Return the context in which a backward pass does not average gradients over the ranks."""
-    return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()

@@ -50,7 +50,7 @@ def run_starts(command: Sequence[str], out: Path, starts: Sequence[tuple[int, in
 def import_for_ranks() -> None:
     """Import what a rank needs that trains a small model."""
     from mmstream.families.family import import_torchvision
-    from mmstream.train import loop, vlm  # noqa: F401
+    from mmstream.train import loop, models  # noqa: F401
 
     import_torchvision()
     from transformers import (  # noqa: F401

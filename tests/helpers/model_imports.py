@@ -1,7 +1,7 @@
 """What ranks import late that train a small VLM; beside `rank_imports`."""
 
 from mmstream.families.family import import_torchvision
-from mmstream.train import loop, vlm
+from mmstream.train import loop, models
 
 import_torchvision()
 from transformers import (  # noqa: E402
@@ -10,4 +10,4 @@ from transformers import (  # noqa: E402
     LlavaForConditionalGeneration,
 )
 
-__all__ = ["CLIPVisionModel", "LlamaForCausalLM", "LlavaForConditionalGeneration", "loop", "vlm"]
+__all__ = ["CLIPVisionModel", "LlamaForCausalLM", "LlavaForConditionalGeneration", "loop", "models"]

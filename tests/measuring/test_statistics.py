@@ -13,8 +13,8 @@ from mmstream.dataset.removed import take_down
 from mmstream.decoding.sample import WholeText
 from mmstream.display.samples import statistics_lines
 from mmstream.measuring.statistics import Statistics
+from mmstream.train.models import chat_decode
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
-from mmstream.train.vlm import chat_decode
 from tests.display.test_display import Page, recording
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.media_files import audio_file, video_file

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mmstream.train.clip import ContrastiveClip, contrastive_loss, small_clip
+from mmstream.train.models import ContrastiveClip, contrastive_loss, small_clip
 from tests.helpers.fake_loader import FakeLoader
 
 CASES = {

@@ -16,10 +16,10 @@ import torch.distributed as dist
 import mmstream as mm
 from mmstream.decoding.bad_samples import Stats
 from mmstream.train import TrainConfig, loop, train
-from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group
 from mmstream.train.loop import fit
 from mmstream.train.metrics import Meter, StepLog
+from mmstream.train.models import ContrastiveClip, small_clip
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from tests.helpers.fake_loader import FakeLoader, RaggedLoader
 from tests.helpers.logged_runs import metrics

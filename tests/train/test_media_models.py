@@ -16,9 +16,8 @@ import pytest
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, train
-from mmstream.train.models import open_model, pipeline_of_model
+from mmstream.train.models import load_chat, open_model, pipeline_of_model
 from mmstream.train.tokenizer import open_tokenizer
-from mmstream.train.vlm import load_chat
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.gloo_ranks import play_parts, run_ranks
 from tests.helpers.logged_runs import metrics

@@ -11,9 +11,8 @@ import torch
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, train
-from mmstream.train.clip import small_clip
 from mmstream.train.demo import corpus_rows
-from mmstream.train.models import CLIP_NORMALIZE, open_model
+from mmstream.train.models import CLIP_NORMALIZE, open_model, small_clip
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.logged_runs import metrics

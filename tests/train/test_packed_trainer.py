@@ -15,9 +15,9 @@ from mmstream import model_inputs
 from mmstream.batching.flat import flatten
 from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.train import LoaderTrainer
+from mmstream.train.models import ChatModel
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.trainer import token_loss
-from mmstream.train.vlm import ChatModel
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import transformers
 from tests.helpers.packs import llama

@@ -14,10 +14,8 @@ import torch
 
 from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig
-from mmstream.train.clip import load_clip, small_clip
-from mmstream.train.models import open_model
+from mmstream.train.models import load_clip, load_vlm, open_model, small_clip
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
-from mmstream.train.vlm import load_vlm
 
 
 class Runs:

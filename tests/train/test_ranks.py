@@ -21,11 +21,10 @@ import torch.distributed as dist
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult
-from mmstream.train.clip import ContrastiveClip
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog
-from mmstream.train.models import CLIP_NORMALIZE
+from mmstream.train.models import CLIP_NORMALIZE, ContrastiveClip
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.bad_corpus import truncated_jpeg, write_faulty
 from tests.helpers.gloo_ranks import play_parts, run_ranks

@@ -12,8 +12,8 @@ import torch
 
 import mmstream as mm
 from mmstream.train import loop
-from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.loop import learning_rate, make_optimizer, prepare, train_step
+from mmstream.train.models import ContrastiveClip, small_clip
 from tests.helpers.fake_loader import FakeLoader, RaggedLoader
 from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import HALF, PROCESS, TinyModel, config_of, train_tiny

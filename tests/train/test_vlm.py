@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import mmstream as mm
 from mmstream.train import TrainConfig, train
 from mmstream.train.demo import corpus_rows
+from mmstream.train.models import OneSizeModel, load_vlm, small_vlm
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.train.vlm import OneSizeModel, load_vlm, small_vlm
 from tests.helpers.logged_runs import metrics
 
 SIZE, LENGTH = 32, 4
