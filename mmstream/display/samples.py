@@ -76,7 +76,6 @@ MAX_RECORDINGS = 4
 """Videos and sounds of one sample."""
 MAX_SOURCES = 40
 """Sources of a batch that are named."""
-MAX_JSON_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True)
@@ -262,7 +261,7 @@ def _json_text(value: Any) -> object:
     """Return JSON with indents, or the bytes where they are none."""
     try:
         if isinstance(value, bytes):
-            return msgspec.json.format(value[: 2 * MAX_JSON_CHARACTERS], indent=2)
+            return msgspec.json.format(value, indent=2)
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return value

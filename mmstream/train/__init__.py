@@ -5,8 +5,8 @@ It is written to be read and copied, in this order:
 loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
 checkpoint.py   saves a run and resumes it
-metrics.py      measures the steps and writes the lines
-hooks.py        calls the user's hooks, and has those for TensorBoard, W&B and Prometheus
+metrics.py      measures the steps, writes the lines and calls the user's hooks; has hooks for
+                TensorBoard, W&B and Prometheus
 distributed.py  ranks, their process group, threads, signals that stop a run
 models.py       which model, and the pipelines of training and validation; tokenizer.py: folders
                 of transformers
@@ -34,7 +34,6 @@ from mmstream.settings import checked
 from mmstream.train.config import TrainConfig, TrainResult
 
 if TYPE_CHECKING:
-    from mmstream.train.hooks import Prometheus, TensorBoard, WandB
     from mmstream.train.inputs import (
         PackingCheck,
         check_packing,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         torchtitan_batch,
     )
     from mmstream.train.lightning import LightningLoaderState
+    from mmstream.train.metrics import Prometheus, TensorBoard, WandB
     from mmstream.train.trainer import LoaderState, LoaderTrainer, LoaderTrainerMixin
 
 __all__ = [
@@ -73,9 +73,9 @@ _MODULE_OF = {
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
     "PackingCheck": "inputs",
-    "Prometheus": "hooks",
-    "TensorBoard": "hooks",
-    "WandB": "hooks",
+    "Prometheus": "metrics",
+    "TensorBoard": "metrics",
+    "WandB": "metrics",
     "check_packing": "inputs",
     "flash_attention_arguments": "inputs",
     "flex_block_mask": "inputs",

@@ -68,8 +68,7 @@ from mmstream.train.distributed import (
     received_by_all,
     share_threads,
 )
-from mmstream.train.hooks import HookCalls, check_hooks, logger_hook
-from mmstream.train.metrics import Meter, StepLog
+from mmstream.train.metrics import Meter, StepLog, check_hooks, logger_hook
 from mmstream.train.models import (
     checkpoint_activations,
     open_model,
@@ -184,14 +183,13 @@ def fit(
 
     The result and the errors are those of `mmstream.train.train`.
     """
-    hook_calls = HookCalls(hooks, process)
     trained = prepare(config, model, process)
     checkpoints = _open_checkpoints(config, process)
     resumed_from = resume_training(checkpoints, trained, batches, process)
     num_steps = saved_steps = resumed_from
     state = batches.state_dict()
     validation_start = {} if validation is None else validation.state_dict()
-    log = StepLog(config.log_folder, process, num_steps)
+    log = StepLog(config.log_folder, process, num_steps, hooks)
     meter = Meter(batches, process)
     sample_log = SampleLog(config.log_keys)
     loss = validation_loss = stopped_by = None
@@ -205,7 +203,7 @@ def fit(
             # message tells them whether one of them has received a signal, or a hook has failed.
             group_weight = sum(trained.model.weight_of(batch) for batch in group)
             total_weight, *flags = process.sum_over_ranks(
-                group_weight, *stop.flags(), hook_calls.has_failed
+                group_weight, *stop.flags(), log.has_failed
             )
             if num_steps == resumed_from or num_steps % config.log_every == 0:
                 stopped_by = _stop_reason(flags)
@@ -229,25 +227,22 @@ def fit(
                 line = meter.read(rank_loss, grad_norm, num_steps=num_steps, lr=lr)
                 line |= sample_log.take()
                 log.write(line)
-                hook_calls.measured("on_step", line)
                 _check_labels(int(empty_step.item()))
                 loss = _check_finite(line["loss"], num_steps)
             if saves:
-                _save(checkpoints, trained, num_steps, state, process, stop, hook_calls)
+                _save(checkpoints, trained, num_steps, state, process, stop, log)
                 saved_steps = num_steps
             if saves and validation is not None:
                 measured = validate(trained, validation, validation_start, config, process, stop)
                 if measured is not None:
                     validation_loss = measured["loss"]
-                    line = {"num_steps": num_steps, **measured}
-                    log.write_validation(line)
-                    hook_calls.measured("on_validation", line)
+                    log.write_validation({"num_steps": num_steps, **measured})
             meter.start()
 
         all_received = stopped_by is not None and received_by_all(stop, process)
         if num_steps > saved_steps:  # a signal or a hook ended it between two checkpoints
-            _save(checkpoints, trained, num_steps, state, process, stop, hook_calls)
-        hook_calls.end()
+            _save(checkpoints, trained, num_steps, state, process, stop, log)
+        log.end()
     return TrainResult(
         num_steps, resumed_from, loss, state, validation_loss, stopped_by, all_received
     )
@@ -479,13 +474,13 @@ def _save(
     state: dict[str, Any],
     process: TrainProcess,
     stop: StopRequest,
-    hook_calls: HookCalls,
+    log: StepLog,
 ) -> None:
     """Save the run when the logs of all ranks have the step. A second signal waits for it."""
     process.wait_for_all()
     with stop.saving():
         save_training(checkpoints, trained, num_steps, state, process)
-    hook_calls.saved(checkpoints.url_of(checkpoint_name(num_steps)))
+    log.saved(checkpoints.url_of(checkpoint_name(num_steps)))
 
 
 def _stop_reason(flags: list[Tensor]) -> str | None:

@@ -96,10 +96,7 @@ class Line(msgspec.Struct):
     collate_s: float = 0.0
     samples_per_s: float | None = None
     num_bad: int = 0
-    num_skipped: int = 0
-    num_cut_texts: int = 0
-    num_dropped_parts: int = 0
-    num_wrong_reads: int = 0
+    num_bytes: int = 0
     rank: int = 0
     world_size: int = 1
     lineage: list[_Entry] = []
@@ -119,7 +116,7 @@ class Line(msgspec.Struct):
 STAGES = {"reading": "read_s", "decoding": "decode_s", "collating": "collate_s"}
 """Where the time of making a batch goes."""
 
-COUNTS = ("num_bad", "num_skipped", "num_cut_texts", "num_dropped_parts", "num_wrong_reads")
+COUNTS = ("num_bad", "num_bytes")
 """Counts since a process began, so they fall where another one has begun."""
 
 CURVES = {

@@ -19,7 +19,7 @@ import pytest
 import mmstream as mm
 from mmstream.train import Prometheus, TensorBoard, TrainConfig, WandB, loop, train
 from mmstream.train.checkpoint import checkpoint_name
-from mmstream.train.hooks import logger_hook
+from mmstream.train.metrics import logger_hook
 from tests.helpers.fake_loader import RaggedLoader
 from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import HALF, TinyModel, config_of, train_tiny

@@ -423,8 +423,8 @@ def test_statistics_are_drawn(client):
 
 
 def test_a_run_shows_its_curves_waits_and_resumes(folder, tmp_path):
-    before = {"epoch": 0, "loss": 2.5, "wait_fraction": 0.1, "num_cut_texts": 3, "world_size": 2}
-    after = {**before, "num_cut_texts": 0, "wait_fraction": 0.9, "world_size": 1, "loss": None}
+    before = {"epoch": 0, "loss": 2.5, "wait_fraction": 0.1, "num_bytes": 3, "world_size": 2}
+    after = {**before, "num_bytes": 0, "wait_fraction": 0.9, "world_size": 1, "loss": None}
     lines = [{**before, "num_steps": 1, "lineage": [{"order": {"seed": 0}, "planned": [[0, 1]]}]}]
     lines += [{**before, "num_steps": 2, "step": 1}]
     after |= {"read_s": 1.0, "decode_s": 3.0}
