@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmstream.errors import DecodeError
 from mmstream.media.fields import image_fields, json_object
 from mmstream.media.frames import FrameList, encoded_video
-from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import kind_of
 from mmstream.types import IGNORED_LABEL
 
 CAPTION_NAMES = ("caption", "text")
@@ -151,8 +151,6 @@ def _with_names(field: str, values: Sequence[Any], names: Sequence[str]) -> dict
 
 # -- videos and sounds -----------------------------------------------------------------------------
 
-EXTENSIONS = VIDEO_EXTENSIONS | AUDIO_EXTENSIONS
-
 
 @dataclass(frozen=True)
 class Clip:
@@ -177,7 +175,7 @@ def array_of(value: Any) -> npt.NDArray[Any]:
 
 def is_recording_file(name: str, value: object) -> bool:
     """Tell whether a field holds the file of a video or a sound."""
-    return isinstance(value, bytes) and _extension(name) in EXTENSIONS
+    return isinstance(value, bytes) and kind_of(name) in ("video", "audio")
 
 
 def recordings_of(sample: Mapping[str, Any]) -> dict[str, Recording]:
@@ -204,7 +202,7 @@ def _clips(sample: Mapping[str, Any], field: str) -> dict[str, Recording]:
     pairs = zip(frames, times, strict=False)
     clips = [Clip(*pair) for pair in pairs if getattr(pair[0], "ndim", 0) == 4]
     names = dict.fromkeys(fields_named(messages_of(sample)))
-    of_videos = [name for name in names if _extension(name) in VIDEO_EXTENSIONS]
+    of_videos = [name for name in names if kind_of(name) == "video"]
     return _with_names(field, clips, of_videos if field == "video" else ())
 
 
@@ -214,10 +212,6 @@ def _whole(fields: Mapping[str, Any], name: str) -> Recording:
         return cast(Recording, encoded_video(fields, name))
     except DecodeError:
         return cast(bytes, fields[name])
-
-
-def _extension(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 # -- tokens ----------------------------------------------------------------------------------------

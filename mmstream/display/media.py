@@ -161,13 +161,18 @@ def _clip_of(data: bytes | FrameList, num_frames: int) -> Clip:
 
 def _player(name: str, recording: Recording, max_bytes: int) -> tuple[Markup, str]:
     """Return a player of what browsers play, and a note where it would be too large."""
-    media_type = BY_EXTENSION.get(name.rpartition(".")[2])
-    if not isinstance(recording, bytes) or media_type is None or media_type.played_as is None:
+    kind = played_as(name)
+    if not isinstance(recording, bytes) or kind is None:
         return Markup(), ""
     if len(recording) > max_bytes:
         return Markup(), f"; not embedded: more than {size_text(max_bytes)}"
-    kind = media_type.played_as
     return element(kind.partition("/")[0], _data_url(kind, recording), name), ""
+
+
+def played_as(name: str) -> str | None:
+    """Return the media type that a browser plays a file as. None: it plays none."""
+    media_type = BY_EXTENSION.get(name.rpartition(".")[2])
+    return None if media_type is None else media_type.played_as
 
 
 def _frame_tiles(

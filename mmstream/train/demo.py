@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from mmstream.audit.check_log import check_logs, read_history
@@ -267,5 +267,4 @@ def loss_difference(undisturbed: MetricsLines, disturbed: MetricsLines) -> float
 
 
 def _mean_loss(steps: MetricsLines, epoch: int) -> float:
-    losses = [line["loss"] for step, line in steps.items() if step[0] == epoch]
-    return float(sum(losses) / max(1, len(losses)))
+    return float(mean(line["loss"] for step, line in steps.items() if step[0] == epoch))

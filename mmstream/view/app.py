@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.view import charts, order, problems, samples, writing
-from mmstream.view.content import Choices, Content
+from mmstream.view.content import Content
 from mmstream.view.pages import TEMPLATES, show
 
 HEADERS = {
@@ -71,15 +71,13 @@ def application(content: Content, token: str, port: int) -> Starlette:
         middleware=[Middleware(Guard, token=token, port=port)],
         exception_handlers={MMStreamError: _problem, OSError: _problem, KeyError: _problem},
     )
-    app.state.content, app.state.choices, app.state.token = content, Choices(content), token
+    app.state.content, app.state.token = content, token
     return app
 
 
 def _style(_request: Request) -> Response:
-    text = (
-        TEMPLATES.get_template("style.css").render() + TEMPLATES.get_template("view.css").render()
-    )
-    return Response(text, media_type="text/css")
+    sheets = (TEMPLATES.get_template(name).render() for name in ("style.css", "view.css"))
+    return Response("".join(sheets), media_type="text/css")
 
 
 def _problem(request: Request, error: Exception) -> Response:

@@ -74,6 +74,9 @@ class Content:
         self._open_pipeline = open_pipeline
         self._open_order = open_order
         self.read = lru_cache(MAX_CACHED_SAMPLES)(self._read)
+        self._chosen = lru_cache(MAX_CHOICES)(self._choose)
+        self._facets = lru_cache(MAX_CHOICES)(Facets)
+        self._looked_at: Facets | None = None
 
     @cached_property
     def data(self) -> Any:
@@ -172,6 +175,31 @@ class Content:
         """Return a raw sample; raises what `locate` and `read_sample` raise."""
         self.locate(shard, index)
         return read_sample(self.data, shard, index)
+
+    def choice(self, source: str, select: str, where: str) -> Choice:
+        """Return what a stored selection and a condition choose of a source."""
+        try:
+            return self._chosen(source, select, where)
+        except (ConfigError, FileNotFoundError) as error:  # not kept: it may be written soon
+            own = self.source(source)
+            return Choice(own.name, own.dataset, select, where, problem=str(error))
+
+    def facets(self, source: str, select: str, where: str) -> Facets:
+        """Return the counts of what is chosen, as far as they are known."""
+        facets = self._facets(self.choice(source, select, where).dataset)
+        if self._looked_at is not None and self._looked_at is not facets:
+            self._looked_at.goes_on = False
+        self._looked_at = facets
+        return facets
+
+    def _choose(self, source: str, select: str, where: str) -> Choice:
+        own = self.source(source)
+        view = own.dataset.select(select) if select else own.dataset
+        if not where:
+            return Choice(own.name, view, select, where)
+        explanation, selection = explained(view, rule_of(where), progress=False)
+        clauses = (*explanation.clauses, explanation.together)
+        return Choice(own.name, view.with_selection(selection), select, where, clauses)
 
 
 # -- the samples that a condition chooses, and counts of the values of their columns ---------------
@@ -321,38 +349,3 @@ class Facets:
             )
             for name, column in columns.items()
         }
-
-
-class Choices:
-    """The choices of a server, of which the last ones are kept."""
-
-    def __init__(self, content: Content) -> None:
-        self._content = content
-        self._chosen = lru_cache(MAX_CHOICES)(self._choose)
-        self._facets = lru_cache(MAX_CHOICES)(Facets)
-        self._looked_at: Facets | None = None
-
-    def of(self, source: str, select: str, where: str) -> Choice:
-        """Return what a stored selection and a condition choose of a source."""
-        try:
-            return self._chosen(source, select, where)
-        except (ConfigError, FileNotFoundError) as error:  # not kept: it may be written soon
-            own = self._content.source(source)
-            return Choice(own.name, own.dataset, select, where, problem=str(error))
-
-    def facets(self, source: str, select: str, where: str) -> Facets:
-        """Return the counts of what is chosen, as far as they are known."""
-        facets = self._facets(self.of(source, select, where).dataset)
-        if self._looked_at is not None and self._looked_at is not facets:
-            self._looked_at.goes_on = False
-        self._looked_at = facets
-        return facets
-
-    def _choose(self, source: str, select: str, where: str) -> Choice:
-        own = self._content.source(source)
-        view = own.dataset.select(select) if select else own.dataset
-        if not where:
-            return Choice(own.name, view, select, where)
-        explanation, selection = explained(view, rule_of(where), progress=False)
-        clauses = (*explanation.clauses, explanation.together)
-        return Choice(own.name, view.with_selection(selection), select, where, clauses)

@@ -15,16 +15,17 @@ from starlette.responses import HTMLResponse
 
 from mmstream.dataset.source import load_indexes
 from mmstream.display.contents import Recording, recordings_of
-from mmstream.display.html import environment
+from mmstream.display.html import element, environment
 from mmstream.display.media import (
     TILE_SECONDS,
     TILE_SPECTROGRAM_SIZE,
+    played_as,
     recording_tile,
     spectrogram_of,
 )
 from mmstream.display.samples import tile_of
 from mmstream.errors import ConfigError, MMStreamError, escaped, where
-from mmstream.media.types import AUDIO_EXTENSIONS, BY_EXTENSION
+from mmstream.media.types import kind_of
 from mmstream.types import SampleRef
 from mmstream.view.content import Content
 
@@ -182,7 +183,7 @@ def _recording(name: str, recording: Recording) -> Markup:
 
 def is_sound(name: str) -> bool:
     """Tell whether a file is a sound by its name."""
-    return name.rpartition(".")[2] in AUDIO_EXTENSIONS
+    return kind_of(name) == "audio"
 
 
 def player(content: Content, ref: SampleRef, name: str) -> Markup:
@@ -190,11 +191,4 @@ def player(content: Content, ref: SampleRef, name: str) -> Markup:
     if played_as(name) is None:
         return Markup()
     kind = "audio" if is_sound(name) else "video"
-    tag = '<{} controls preload="none" aria-label="{}" src="{}"></{}>'
-    return Markup(tag).format(kind, name, link(*content.path, "file", *ref, name), kind)
-
-
-def played_as(name: str) -> str | None:
-    """Return the media type that a browser plays a file as. None: it plays none."""
-    media_type = BY_EXTENSION.get(name.rpartition(".")[2])
-    return None if media_type is None else media_type.played_as
+    return element(kind, link(*content.path, "file", *ref, name), name, "none")

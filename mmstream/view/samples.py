@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from mmstream.dataset.bad_list import listed_as_bad
 from mmstream.dataset.columns import read_rows
 from mmstream.dataset.select import stored_names
-from mmstream.display.media import MAX_FILE_BYTES, spectrogram_of
+from mmstream.display.media import MAX_FILE_BYTES, played_as, spectrogram_of
 from mmstream.display.samples import sample_part
 from mmstream.display.text import size_text
 from mmstream.errors import ConfigError, MMStreamError, SampleError, where
@@ -31,7 +31,6 @@ from mmstream.view.pages import (
     is_sound,
     link,
     number_of,
-    played_as,
     player,
     show,
     tiles_of,
@@ -60,7 +59,7 @@ IMAGES = {
 def choice_of(request: Request, values: Mapping[str, str]) -> Choice:
     """Return the samples that an address or a form chooses."""
     names = ("source", "select", "where")
-    choice: Choice = request.app.state.choices.of(*(values.get(name, "") for name in names))
+    choice: Choice = request.app.state.content.choice(*(values.get(name, "") for name in names))
     return choice
 
 
@@ -75,7 +74,7 @@ def grid(request: Request) -> Response:
     local_refs = dataset.refs(np.arange(pager.start, pager.stop))
     refs = [(source.first_shard + shard, index) for shard, index in local_refs]
     tiles = tiles_of(content, refs)
-    facets = request.app.state.choices.facets(choice.source, choice.select, choice.where)
+    facets = content.facets(choice.source, choice.select, choice.where)
     selections, facets_problem = {}, ""
     counted: dict[str, dict[Any, int]] = {}
     try:

@@ -181,7 +181,7 @@ def test_counts_of_a_large_corpus_go_on_behind_the_page(tmp_path, monkeypatch):
     client = client_of(url)
     assert "Counts of 1 of 40 samples so far" in text_of(client, "/")
     reads.set()
-    facets = client.app.state.choices.facets("", "", "")
+    facets = client.app.state.content.facets("", "", "")
     facets.thread.join()
     page = text_of(client, "/")
     assert "so far" not in page
