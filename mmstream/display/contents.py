@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from mmstream.media.fields import image_fields, json_object
 from mmstream.media.frames import FrameList, encoded_video
 from mmstream.media.types import kind_of
 from mmstream.types import IGNORED_LABEL
-
-CAPTION_NAMES = ("caption", "text")
-"""Where foreign tars keep a caption in ``json``."""
 
 # -- texts -----------------------------------------------------------------------------------------
 
@@ -57,9 +54,9 @@ def text_of(sample: Mapping[str, Any]) -> object:
     if isinstance(sample.get("txt"), str | bytes):
         return sample["txt"]
     row = row_json(sample)
-    caption = next((row[name] for name in CAPTION_NAMES if isinstance(row.get(name), str)), None)
-    if caption is not None:
-        return caption
+    for name in ("caption", "text"):  # of foreign tars
+        if isinstance(row.get(name), str):
+            return row[name]
     parts = (part for turn in messages_of(sample)[:4] for part in parts_of(turn))
     return " / ".join(str(part["text"]) for part in parts if "text" in part)
 
@@ -225,15 +222,8 @@ MIN_REPEATS = 8
 """So many equal tokens in a row are shown as one, with their number: those of an image."""
 
 
-class TokenRun(NamedTuple):
-    """Tokens in a row that are all learned, or all masked."""
-
-    text: str
-    is_learned: bool
-
-
-def token_runs(tokenizer: Any, sample: Mapping[str, Any]) -> list[TokenRun]:
-    """Return the text of a sample's tokens.
+def token_runs(tokenizer: Any, sample: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Return the text of tokens in a row that are all learned or all masked, and which they are.
 
     Args:
         tokenizer: The tokenizer that made them.
@@ -248,11 +238,11 @@ def token_runs(tokenizer: Any, sample: Mapping[str, Any]) -> list[TokenRun]:
         if is_text
     ]
     runs = [
-        TokenRun(_text(tokenizer, [token for token, _ in run]), is_learned)
+        (_text(tokenizer, [token for token, _ in run]), is_learned)
         for is_learned, run in groupby(tokens[:MAX_TOKENS], key=lambda token: token[1])
     ]
     if len(tokens) > MAX_TOKENS:
-        runs.append(TokenRun(f" ... {len(tokens) - MAX_TOKENS:,} more tokens", False))
+        runs.append((f" ... {len(tokens) - MAX_TOKENS:,} more tokens", False))
     return runs
 
 
@@ -277,7 +267,7 @@ def _text(tokenizer: Any, ids: list[int]) -> str:
 def tokens_text(tokenizer: Any, sample: Mapping[str, Any]) -> str:
     """Return the tokens of a sample as text. What the model learns stands in double brackets."""
     runs = token_runs(tokenizer, sample)
-    return "".join(f"[[{run.text}]]" if run.is_learned else run.text for run in runs)
+    return "".join(f"[[{text}]]" if is_learned else text for text, is_learned in runs)
 
 
 def token_counts(sample: Mapping[str, Any]) -> str:

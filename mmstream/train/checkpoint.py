@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -124,22 +124,18 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     if isinstance(store, RemoteStore):
         store.remove_uploads(names)
     with store.create(checkpoint_name(checkpoint.num_steps)) as file:
-        _save(checkpoint.content, file)
+        try:
+            torch.save(checkpoint.content, file)
+        except RuntimeError as error:
+            # After a write that failed, torch complains of the position in the file.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
     steps = list_checkpoints(store)
     older = [step for step in steps if step < checkpoint.num_steps]
     later = [step for step in steps if step > checkpoint.num_steps]
     for step in [*older[: max(0, len(older) - keep + 1)], *later]:
         store.remove(checkpoint_name(step))
-
-
-def _save(content: dict[str, Any], file: BinaryIO) -> None:
-    try:
-        torch.save(content, file)
-    except RuntimeError as error:
-        # After a write that failed, torch complains of the position in the file.
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
 
 
 def load_checkpoint(store: Store, num_steps: int) -> Checkpoint:

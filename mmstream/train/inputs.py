@@ -951,8 +951,7 @@ def flex_block_mask(batch: Batch, *, block_size: PositiveInt = 128) -> BlockMask
     documents: Tensor = batch["document_ids"]
     num_rows, num_tokens = documents.shape
 
-    def is_seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        del head
+    def is_seen(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[row, query] == documents[row, key])
 
     return create_block_mask(

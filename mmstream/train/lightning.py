@@ -40,9 +40,8 @@ class LightningLoaderState(Callback):
     def __init__(self) -> None:
         self._saved: list[dict[str, Any]] | None = None
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Any, _pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Put the state beside the weights."""
-        del pl_module
         if trainer.train_dataloader is None:  # a checkpoint of a validation alone
             return
         ends_epoch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
@@ -51,9 +50,8 @@ class LightningLoaderState(Callback):
             for loader in _loaders_of(trainer)
         ]
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Any, _pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Note the state; the loader is not there yet."""
-        del pl_module
         if trainer.state.fn != "fit":  # a validation of a checkpoint moves no training
             return
         self._saved = checkpoint.get(KEY)
@@ -63,9 +61,8 @@ class LightningLoaderState(Callback):
                 "without this callback"
             )
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
         """Bring the loader to the step of the checkpoint."""
-        del pl_module
         loaders = _loaders_of(trainer)
         if self._saved is None:
             return
@@ -78,12 +75,11 @@ class LightningLoaderState(Callback):
             loader.load_state_dict(state)
         self._saved = None
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Any, _pl_module: Any) -> None:
         """Go on after the one batch that Lightning trains on to complete an epoch.
 
         It does so after a resume where ``max_steps`` had ended the run at an epoch's end.
         """
-        del pl_module
         if trainer.fit_loop.epoch_loop.batch_progress.current.ready > trainer.num_training_batches:
             for loader in _loaders_of(trainer):
                 loader.load_state_dict(loader.state_dict())

@@ -60,7 +60,7 @@ class LoaderState(TrainerCallback, ExportableState):  # type: ignore[misc]  # An
         return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
+        self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_others: Any
     ) -> None:
         """Bring the loader to the step of the checkpoint, if the run was resumed.
 
@@ -68,7 +68,6 @@ class LoaderState(TrainerCallback, ExportableState):  # type: ignore[misc]  # An
             StateError: The checkpoint has no state of a loader, or the Trainer stands at another
                 step of the epoch than the loader.
         """
-        del control, kwargs
         batches = train_dataloader.dataset
         self._batches = batches
         if not state.global_step:
