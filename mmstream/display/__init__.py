@@ -5,8 +5,7 @@ sample_dict.py the dict that users get as a sample: it shows itself in one line
 contents.py    the texts, images, videos, sounds and tokens that a sample or batch holds
 samples.py     mm.show; samples, batches, datasets, statistics: sheets, tables, lines for a terminal
 packs.py       batches without padding: the documents of each row, one after the other
-media.py       images, videos and sounds: thumbnails, frames, players
-html.py        the templates in ``templates/``, which escape all values, and the page around them
+html.py        the templates in ``templates/``, which escape all values; images, videos and sounds
 
 The classes call this package in their ``_repr_html_``, so it imports none of them: it reads the
 attributes that it shows. Its output is bounded, however large the dataset is.

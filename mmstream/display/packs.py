@@ -16,8 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mmstream.display.contents import array_of, token_counts, token_runs
-from mmstream.display.html import page, render
-from mmstream.display.media import thumbnail
+from mmstream.display.html import page, render, thumbnail
 from mmstream.display.text import count_text
 from mmstream.types import IGNORED_LABEL, IntArray
 

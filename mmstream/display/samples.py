@@ -1,6 +1,6 @@
 """`mm.show`, and samples, batches and datasets for people: sheets, pages, lines for a terminal.
 
-`mm.show`, `mmstream show`, `mmstream convert --dry-run` -> samples.py -> contents.py, media.py
+`mm.show`, `mmstream show`, `mmstream convert --dry-run` -> samples.py -> contents.py, html.py
 `mmstream info --stats`, `Statistics` in a notebook -> samples.py
 """
 
@@ -37,12 +37,16 @@ from mmstream.display.contents import (
     tokens_text,
     uncounted,
 )
-from mmstream.display.html import cut, document, element, page, render
-from mmstream.display.media import (
+from mmstream.display.html import (
     MAX_FILE_BYTES,
+    cut,
+    document,
+    element,
+    page,
     recording_html,
     recording_text,
     recording_tile,
+    render,
     thumbnail,
 )
 from mmstream.display.packs import pack_html, pack_text

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from mmstream.audit.training_log import log_files, read_lines
 from mmstream.dataset.dataset import Dataset
-from mmstream.display.media import round_step
+from mmstream.display.html import round_step
 from mmstream.errors import ConfigError
 from mmstream.measuring.statistics import Statistics, statistics
 from mmstream.order.corpus import differing_keys

@@ -15,10 +15,11 @@ from starlette.responses import HTMLResponse
 
 from mmstream.dataset.source import load_indexes
 from mmstream.display.contents import Recording, recordings_of
-from mmstream.display.html import element, environment
-from mmstream.display.media import (
+from mmstream.display.html import (
     TILE_SECONDS,
     TILE_SPECTROGRAM_SIZE,
+    element,
+    environment,
     played_as,
     recording_tile,
     spectrogram_of,

@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from mmstream.dataset.bad_list import listed_as_bad
 from mmstream.dataset.columns import read_rows
 from mmstream.dataset.select import stored_names
-from mmstream.display.media import MAX_FILE_BYTES, played_as, spectrogram_of
+from mmstream.display.html import MAX_FILE_BYTES, played_as, spectrogram_of
 from mmstream.display.samples import sample_part
 from mmstream.display.text import size_text
 from mmstream.errors import ConfigError, MMStreamError, SampleError, where

@@ -31,7 +31,7 @@ from starlette.testclient import TestClient
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.removed import take_down
-from mmstream.display.media import decibels, spectrogram_of
+from mmstream.display.html import decibels, spectrogram_of
 from mmstream.errors import StorageError
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.view import content as view_content

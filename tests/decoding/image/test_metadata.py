@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 import mmstream as mm
 from mmstream.converting.media.load import checked
 from mmstream.converting.sidecar import perceptual_hash
-from mmstream.display.media import pixels_of
+from mmstream.display.html import pixels_of
 from mmstream.media.image import header_shape
 from mmstream.media.limits import Limits
 from tests.helpers.image_bombs import chunk
