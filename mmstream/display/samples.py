@@ -171,7 +171,8 @@ def show(value: Any, *, tokenizer: Any = None) -> Shown:
     if hasattr(value, "_repr_html_"):
         return Shown(value._repr_html_(), repr(value))
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
-        return Shown(page(samples_part(value)), "\n".join(describe(item) for item in value))
+        first = range(min(len(value), MAX_TILES))
+        return Shown(page(sheet(value, first)), "\n".join(describe(item) for item in value))
     raise ConfigError(
         "show: give a sample, a list of samples, a batch or a Dataset, not a "
         f"{type(value).__name__}"
@@ -304,19 +305,17 @@ class Tile(NamedTuple):
     note: str = ""
 
 
-def samples_part(samples: Iterable[Any]) -> Markup:
-    """Return samples side by side, each with its first image and the start of its text.
-
-    Args:
-        samples: Raw or decoded; an error in place of one that cannot be read.
-    """
-    return element("sheet", map(_tile_or_problem, islice(samples, MAX_TILES)))
+def sheet(samples: Sequence[Any], positions: Iterable[int]) -> Markup:
+    """Return samples side by side, each with its first images and the start of its text."""
+    return element("sheet", [_tile_at(samples, position) for position in positions])
 
 
-def _tile_or_problem(sample: Any) -> Tile:
-    if isinstance(sample, Exception):
-        return Tile([element("problem", sample)])
-    return tile_of(sample, TILE_SIDE, recording_tile)
+def _tile_at(samples: Sequence[Any], position: int) -> Tile:
+    """Return the tile of a sample, or why it cannot be read."""
+    try:
+        return tile_of(samples[position], TILE_SIDE, recording_tile)
+    except (MMStreamError, OSError) as error:
+        return Tile([element("problem", error)])
 
 
 def tile_of(
@@ -387,17 +386,9 @@ def dataset_html(dataset: Any) -> str:
     positions = spread(len(dataset), min(MAX_TILES, MAX_PREVIEW_BYTES // mean_bytes))
     return page(
         element("head", repr(dataset)),
-        samples_part(_sample_or_error(dataset, position) for position in positions),
+        sheet(dataset, positions),
         element("more", len(dataset) - len(positions), "samples"),
     )
-
-
-def _sample_or_error(samples: Sequence[Any], index: int) -> Any:
-    """Return a sample, or the error where it cannot be read."""
-    try:
-        return samples[index]
-    except (MMStreamError, OSError) as error:
-        return error
 
 
 # -- samples one below the other -------------------------------------------------------------------

@@ -236,11 +236,13 @@ def _text_arguments(
     sees = not media.keys().isdisjoint(("image", "video"))
     if blank_image:
         text = _with_blanks(text, media, model, config, family)
-    ids = text["input_ids"]
-    media_inputs = family.inputs(media, ids, config) | family.text_inputs(text, config)
+    media_inputs = {
+        **family.inputs(media, text["input_ids"], config),
+        **family.text_inputs(text, config),
+    }
     for kind, medium in media.items() if reads_config else ():
         if (count := family.num_tokens(kind, medium, config)) is not None:
-            check_count(ids, config, kind, count, family)
+            check_count(text["input_ids"], config, kind, count, family)
     accepted = _parameters_of(type(config))
     if packed:
         if accepted and "position_ids" not in accepted:
