@@ -202,7 +202,7 @@ def starts_of(lines: Sequence[Line]) -> list[tuple[Line, list[str]]]:
 def curve_of(
     name: str, lines: Sequence[Line], field: str, marks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Return the curve of a field over the steps, as ``run.html`` draws it.
+    """Return the curve of a field over the steps, as the template of the page draws it.
 
     Args:
         name: What it shows, in words.

@@ -181,7 +181,7 @@ MAX_BANDS = 40
 
 
 def shares_of(order: AnyOrder, epoch: int, step: int) -> dict[str, Any] | None:
-    """Return the picture of the shares over time, as ``order.html`` draws it.
+    """Return the picture of the shares over time, as the template of the page draws it.
 
     Returns:
         None: the order has neither sources nor buckets. Else a dict:
