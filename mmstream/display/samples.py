@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from markupsafe import Markup
@@ -69,9 +69,9 @@ from mmstream.types import IGNORED_LABEL
 MAX_TILES = 16
 """Samples of a contact sheet."""
 MAX_TILE_IMAGES = 4
-"""Images of a sample in it."""
+"""Images of a sample in a tile."""
 TILE_SIDE = 144
-"""Pixels of its longer side."""
+"""Pixels of the longer side of a tile's image."""
 MAX_IMAGES = 12
 """Images of one sample."""
 MAX_TURNS = 20
@@ -491,9 +491,9 @@ def _field_lines(sample: Mapping[str, Any]) -> Iterator[str]:
     """Yield what each field holds, and what its recording was decoded to."""
     recordings = recordings_of(sample)
     for name, value in public_fields(sample):
-        recording = recordings.get(name)
-        is_file = isinstance(recording, bytes | FrameList)
-        text = recording_text(recording) if is_file else _field_text(name, value)
+        file = recordings.get(name)
+        is_whole = isinstance(file, bytes | FrameList)  # not decoded
+        text = recording_text(cast(Recording, file)) if is_whole else _field_text(name, value)
         yield f"  {escaped(name, 60)}: {escaped(text, 300)}"
     for name, recording in islice(recordings.items(), MAX_FIELDS):
         if not isinstance(recording, bytes | FrameList):
