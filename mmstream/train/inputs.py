@@ -243,7 +243,7 @@ def _text_arguments(
     for kind, medium in media.items() if reads_config else ():
         if (count := family.num_tokens(kind, medium, config)) is not None:
             check_count(text["input_ids"], config, kind, count, family)
-    accepted = _parameters_of(type(config))
+    accepted = _parameters_of(config.__class__)
     if packed:
         if accepted and "position_ids" not in accepted:
             raise ConfigError(

@@ -120,6 +120,9 @@ class LoaderTrainerMixin(_Trainer):  # type: ignore[misc]  # Any, for mypy
             or has settings for preparing data, such as ``packing``.
     """
 
+    compute_loss_func: Any
+    model_accepts_loss_kwargs: bool
+
     @checked()
     def __init__(
         self,
