@@ -23,7 +23,7 @@ import mmstream as mm
 from mmstream import ranks as world_module
 from mmstream.dataset.bad_list import write_bad
 from mmstream.decoding.bad_samples import BadSamplePolicy
-from mmstream.decoding.image.tiles import InternVLTiles
+from mmstream.decoding.image.geometry import InternVLTiles
 from mmstream.loader import settings as loader_settings
 from mmstream.loader.settings import described, rank_settings
 from mmstream.ranks import check_consistency
@@ -523,7 +523,7 @@ def test_a_tokenizer_that_was_used_is_still_the_same(corpus):
         (partial(first, 1, size=2), "partial(tests.test_consistency.first, 1, size=2)"),
         (object(), "builtins.object"),
         (mm.World(0, 2), "(World.rank=0, World.world_size=2)"),
-        (InternVLTiles, "mmstream.decoding.image.tiles.InternVLTiles"),
+        (InternVLTiles, "mmstream.decoding.image.geometry.InternVLTiles"),
     ],
 )
 def test_settings_are_described_without_addresses(value, text):

@@ -22,8 +22,7 @@ A module has the tokens of each medium, for `mm.TextDecoder`, its tiles and posi
 
 from __future__ import annotations
 
-from mmstream.decoding.image.geometry import View, whole_view
-from mmstream.decoding.image.tiles import TileRule
+from mmstream.decoding.image.geometry import TileRule, View, whole_view
 from mmstream.families import (
     clip,
     gemma3,

@@ -2,7 +2,6 @@
 
 decoder.py    `ImageDecoder`: the settings, also of Hugging Face processors, their checks, and one
               picture from start to end
-geometry.py   plans sizes, crops and boxes; the shape of the result
-tiles.py      plans several squares of one picture
+geometry.py   plans sizes, crops, boxes and tiles; the shape of the result
 resize.py     makes the result of the pixels, antialiased
 """

@@ -3,7 +3,7 @@
 Place in the flow: `decoding.field` calls it for every image field of a sample. One image takes
 these steps:
 
-    header -> `geometry` and `tiles` plan the result
+    header -> `geometry` plans the result
            -> `media.image` decodes the file, a JPEG no larger than the plan needs
            -> `resize` writes the result, into the row of the batch where there is one
 
@@ -33,7 +33,14 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.image.geometry import (
     ImageShape,
+    InternVLTiles,
+    LlavaNextTiles,
+    LlavaOnevisionTiles,
+    PanAndScanTiles,
+    PixtralTile,
     Plan,
+    SquareTile,
+    TileRule,
     View,
     budgeted_shape,
     covering_shape,
@@ -44,15 +51,6 @@ from mmstream.decoding.image.geometry import (
     whole_view,
 )
 from mmstream.decoding.image.resize import has_lanczos, render, render_bytes
-from mmstream.decoding.image.tiles import (
-    InternVLTiles,
-    LlavaNextTiles,
-    LlavaOnevisionTiles,
-    PanAndScanTiles,
-    PixtralTile,
-    SquareTile,
-    TileRule,
-)
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.media.image import (
     JPEG_START,
