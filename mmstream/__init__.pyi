@@ -7,8 +7,8 @@ from mmstream.batching.collate import collate as collate
 from mmstream.batching.flat import Flat as Flat
 from mmstream.batching.flat import Pack as Pack
 from mmstream.batching.processor import processor_collate as processor_collate
-from mmstream.batching.sequence import cut_sequence as cut_sequence
-from mmstream.batching.sequence import shift_labels as shift_labels
+from mmstream.batching.split import cut_sequence as cut_sequence
+from mmstream.batching.split import shift_labels as shift_labels
 from mmstream.batching.split import split_rows as split_rows
 from mmstream.converting.convert import convert as convert
 from mmstream.converting.convert import finalize as finalize
