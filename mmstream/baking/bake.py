@@ -48,9 +48,14 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import checksums_name, index_name
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.decoding.collate_settings import MAX_PADDED_LENGTH, CollateSettings
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.stored import BakedContent, StoredFile, baked_content
+from mmstream.decoding.stored import (
+    MAX_PADDED_LENGTH,
+    BakedContent,
+    CollateSettings,
+    StoredFile,
+    baked_content,
+)
 from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline

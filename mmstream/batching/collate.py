@@ -30,8 +30,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from mmstream.batching.valid import is_flat, mask_labels
-from mmstream.decoding.collate_settings import CollateSettings
 from mmstream.decoding.step import DecodedStep
+from mmstream.decoding.stored import CollateSettings
 from mmstream.errors import ConfigError, escaped
 from mmstream.media.fields import address
 from mmstream.reading.step import BatchLineage

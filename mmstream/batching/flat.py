@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.batching.collate import FEATURES, Collator, as_list, mean_rate, with_lineage
-from mmstream.decoding.collate_settings import CollateSettings
 from mmstream.decoding.rows import BatchFields
 from mmstream.decoding.step import DecodedStep
+from mmstream.decoding.stored import CollateSettings
 from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia
 from mmstream.packing.cost import Cost

@@ -12,8 +12,7 @@ audio/           settings of recordings: spans and rates; log-mel features
 media_shapes.py  what their shapes will be; spans of time
 followers.py     `Boxes`, `Points`, `Times`: they follow a picture, a video or a recording
 threaded_calls.py  one function called by several threads, which may begin early; exact torch
-collate_settings.py  what batches must know of the decoders
-stored.py        decoded samples -> files of a tar, and back
+stored.py        decoded samples -> files of a tar, and back; what batches must know of decoders
 text/            messages or a caption -> tokens and labels
 sample_rng.py    the random generators of a sample, for functions of the user; one piece of a file
 batch_memory.py  memory of batches, used again and again

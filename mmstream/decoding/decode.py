@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from mmstream.dataset.source import ShardSource
-from mmstream.decoding.collate_settings import CollateSettings, EmptyAudio
 from mmstream.decoding.field import (
     AUDIO,
     IMAGE,
@@ -42,7 +41,7 @@ from mmstream.decoding.field import (
 from mmstream.decoding.followers import Boxes, Follower, Points, Times
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.sample_rng import is_user_function
-from mmstream.decoding.stored import StoredFields
+from mmstream.decoding.stored import CollateSettings, EmptyAudio, StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer
 from mmstream.errors import ConfigError, escaped

@@ -13,7 +13,7 @@ import torch
 import mmstream as mm
 from mmstream.batching.collate import Collator
 from mmstream.batching.flat import flatten, reserved_batch_fields
-from mmstream.decoding.collate_settings import CollateSettings
+from mmstream.decoding.stored import CollateSettings
 from mmstream.train import megatron_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.bad_corpus import make_pipeline
