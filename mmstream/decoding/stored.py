@@ -233,7 +233,7 @@ def encode_sample(sample: Sample) -> dict[str, tuple[bytes, StoredFile]]:
     files: dict[str, tuple[bytes, StoredFile]] = {}
     for name, value in sample.items():
         if name == LOSS_FIELD:
-            encoded = [_json(LOSS_FILE, name, tuple(value), "loss")]
+            encoded = [_json(LOSS_FILE, name, list(value), "loss")]
         elif name.startswith("__"):
             continue
         else:
@@ -299,7 +299,6 @@ def _file(file_name: str, data: bytes, field: str, kind: Kind, **details: Any) -
 
 
 def _json(file_name: str, field: str, value: Any, kind: Kind) -> _Encoded:
-    value = list(value) if kind == "loss" else value
     try:
         data = msgspec.json.encode(value)
         is_same = msgspec.json.decode(data) == value and _is_plain(value)
@@ -380,15 +379,12 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def _npz(field: str, arrays: Mapping[Any, Any]) -> bytes:
     """Return an archive of arrays. Equal ones give equal bytes: numpy writes no time into it."""
-    plain = {}
     for name, value in arrays.items():
-        if not isinstance(name, str) or not isinstance(value, np.ndarray):
+        is_array = isinstance(name, str) and isinstance(value, np.ndarray)
+        if not is_array or value.dtype.kind not in _NUMBERS:
             raise _cannot_store(field, arrays)
-        if value.dtype.kind not in _NUMBERS:
-            raise _cannot_store(field, arrays)
-        plain[name] = value
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **plain)
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
 
 
