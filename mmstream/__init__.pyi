@@ -24,7 +24,7 @@ from mmstream.converting.reshard import reshard as reshard
 from mmstream.dataset.dataset import Dataset as Dataset
 from mmstream.dataset.mixture import Mixture as Mixture
 from mmstream.dataset.open import open_dataset as open_dataset
-from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
+from mmstream.decoding.audio import AudioDecoder as AudioDecoder
 from mmstream.decoding.bad_samples import BadSamplePolicy as BadSamplePolicy
 from mmstream.decoding.decode import Decode as Decode
 from mmstream.decoding.followers import Boxes as Boxes

@@ -214,7 +214,7 @@ class ProcessorCollate:
             if "image" in self.kinds:
                 own["image"] = ImageDecoder()
             if "audio" in self.kinds:
-                from mmstream.decoding.audio.decoder import AudioDecoder  # FFmpeg is slow to import
+                from mmstream.decoding.audio import AudioDecoder  # FFmpeg is slow to import
 
                 own["audio"] = AudioDecoder(sample_rate=self.sampling_rate)
             decode = Decode(**own)

@@ -223,7 +223,7 @@ class _DecodeCheck:
     """Decodes samples for ``verify --decode``, and counts what it could not decode."""
 
     def __init__(self) -> None:
-        from mmstream.decoding.audio.decoder import AudioDecoder
+        from mmstream.decoding.audio import AudioDecoder
         from mmstream.decoding.image.decoder import ImageDecoder
         from mmstream.decoding.video.decoder import VideoDecoder
 

@@ -8,7 +8,7 @@ field.py         what decodes one field: values, pictures, masks, tiles, videos 
 values.py        the built-in decoders of numbers, texts, JSON and arrays
 image/           settings of images: sizes, crops, tiles
 video/           settings of videos: which frames, and their sizes
-audio/           settings of recordings: spans and rates; log-mel features
+audio.py         `AudioDecoder`: spans and rates of recordings; `WhisperFeatures`: log-mel features
 media_shapes.py  what their shapes will be; spans of time
 followers.py     `Boxes`, `Points`, `Times`: they follow a picture, a video or a recording
 threaded_calls.py  one function called by several threads, which may begin early; exact torch

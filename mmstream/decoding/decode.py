@@ -58,7 +58,7 @@ from mmstream.media.fields import (
 from mmstream.settings import PositiveInt, checked, refuse_broken, shown
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
-    from mmstream.decoding.audio.decoder import AudioDecoder
+    from mmstream.decoding.audio import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
 
 F = TypeVar("F")

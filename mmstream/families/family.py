@@ -206,7 +206,7 @@ class Family:
         Raises:
             ConfigError: The processor is for none of the kinds.
         """
-        from mmstream.decoding.audio.decoder import AudioDecoder  # it imports torch
+        from mmstream.decoding.audio import AudioDecoder  # it imports torch
         from mmstream.decoding.image.decoder import ImageDecoder
         from mmstream.decoding.video.decoder import VideoDecoder
 

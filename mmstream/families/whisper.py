@@ -11,13 +11,13 @@ from mmstream.families.family import Family, Features, Inputs, Medium, require_o
 from mmstream.types import Batch
 
 if TYPE_CHECKING:
-    from mmstream.decoding.audio.features import WhisperFeatures as WhisperFeatures
+    from mmstream.decoding.audio import WhisperFeatures as WhisperFeatures
 else:
 
     def __getattr__(name: str) -> Any:
         if name != "WhisperFeatures":  # its module imports torch
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return import_module("mmstream.decoding.audio.features").WhisperFeatures
+        return import_module("mmstream.decoding.audio").WhisperFeatures
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def preload_server(pipeline: Pipeline) -> None:
     if pipeline.decode is not None and pipeline.decode.table.decoders("video"):
         modules.append("mmstream.media.video")
     if pipeline.decode is not None and pipeline.decode.table.sounds:
-        modules.append("mmstream.decoding.audio.decoder")
+        modules.append("mmstream.decoding.audio")
     start_fork_server(modules)
 
 

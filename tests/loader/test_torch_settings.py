@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.decoding.audio import features
+from mmstream.decoding import audio
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import Batch
 from tests.helpers.corpora import jpeg, write_corpus
@@ -68,7 +68,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
 
 
 def batches_of(dataset: mm.Dataset, batching: mm.Flat | None) -> list[Batch]:
-    features._constants.cache_clear()  # as in a new process
+    audio._constants.cache_clear()  # as in a new process
     decode = mm.Decode(
         {
             "jpg": mm.ImageDecoder(size=16, crop="random", flip=0.5),
