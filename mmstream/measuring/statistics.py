@@ -351,11 +351,8 @@ def _image_shape(data: bytes) -> tuple[int, int]:
     from mmstream.media.image import decode_whole, header_shape
 
     limits = Limits.start()
-    shape = header_shape(data, limits)
-    if shape is None:
-        height, width, _ = decode_whole(data, limits).shape
-        shape = height, width
-    return shape
+    height, width = header_shape(data, limits) or decode_whole(data, limits).shape[:2]
+    return height, width
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[str]:

@@ -6,8 +6,7 @@ them is the matter of `mmstream.decoding`: sizes, crops, frames, spans, rates.
 types.py          the types of files: by their names, and by their first bytes
 fields.py         which fields of a sample are media, in which order; how text and JSON are read
 limits.py         pixels, memory and time that the media of one sample may cost
-image.py          sizes and pixels of an image; it chooses the library by the first bytes
-jpeg.py           decodes JPEG with libjpeg-turbo, strict about damage
+image.py          sizes and pixels of an image, by its first bytes; JPEG, strict about damage
 pillow.py         decodes PNG, WebP, BMP, GIF and AVIF
 orientation.py    reads and applies the EXIF orientation
 video.py          what is known of a video before it is decoded; decodes chosen frames

@@ -151,8 +151,7 @@ class FrameList:
 
         data = self.files[number]
         try:
-            shape = header_shape(data, limits)
-            height, width = shape or decode_bytes(data, limits)[0].shape[:2]
+            height, width = header_shape(data, limits) or decode_bytes(data, limits)[0].shape[:2]
             limits.check_picture(height, width)
         except DecodeError as error:
             raise type(error)(f"{self.names[number]}: {error}") from None

@@ -1,6 +1,6 @@
 """The orientation of an image: read from its EXIF or XMP metadata, and applied.
 
-Place in the flow: `jpeg.py` and `pillow.py` find the metadata in a file, and `picture_orientation`
+Place in the flow: `image.py` and `pillow.py` find the metadata in a file. `picture_orientation`
 decides here what it says. `image.py` applies it to the pixels.
 
 This is a reader of its own, for one tag, because Pillow parses all metadata and *warns* about

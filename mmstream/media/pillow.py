@@ -1,7 +1,7 @@
 """Every format but JPEG -> pixels with Pillow. `FORMATS` lists them.
 
 Place in the flow: `image.py` calls it with the plugin that the first bytes of a file ask for.
-`jpeg.py` calls it for the few JPEGs that libjpeg's API does not know.
+It does so too for the few JPEGs that libjpeg's API does not know.
 
 The plugin's class is called directly. ``Image.open`` would try every format that Pillow knows, and
 some of those start other programs. It would also apply a limit of the process, not the decoder's.

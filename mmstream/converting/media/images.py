@@ -29,8 +29,7 @@ from PIL import Image, ImageFile, TiffImagePlugin
 
 from mmstream.converting.options import ImageFormat, MediaOptions
 from mmstream.errors import DecodeError
-from mmstream.media.image import JPEG_START, decode_bytes, plugin_of
-from mmstream.media.jpeg import read_header
+from mmstream.media.image import JPEG_START, decode_bytes, plugin_of, read_header
 from mmstream.media.limits import Limits
 from mmstream.media.orientation import upright
 from mmstream.media.pillow import decode_with_pillow, to_rgb, with_alpha

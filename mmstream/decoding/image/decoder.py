@@ -16,7 +16,7 @@ All formats follow the same rules:
 - Transparent pictures are laid on white.
 - 16-bit channels keep their high byte.
 - The first frame of an animation is taken.
-- Damaged and truncated pictures are refused. `media.jpeg` lists what that means for JPEG. The
+- Damaged and truncated pictures are refused. `media.image` lists what that means for JPEG. The
   picture data of a PNG must match its checksums. For other formats, Pillow's libraries decide.
 """
 
@@ -54,14 +54,12 @@ from mmstream.decoding.image.resize import has_lanczos, render, render_bytes
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.media.image import (
     JPEG_START,
-    decode_bytes,
-    decode_mask,
-    header_shape,
-)
-from mmstream.media.jpeg import (
     JpegHeader,
     check_jpeg,
+    decode_bytes,
     decode_jpeg,
+    decode_mask,
+    header_shape,
     readable_header,
 )
 from mmstream.media.limits import (

@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.image import decoder
-from mmstream.media import jpeg
+from mmstream.media import image
 from tests.helpers.pictures import JPEG, PNG, damaged, encoded, read
 from tools.prove import fuzz, fuzz_images
 
@@ -105,7 +105,7 @@ def test_sampling_factors_unknown_to_turbojpeg_are_left_to_pillow() -> None:
 def test_a_picture_that_runs_out_of_memory_is_refused(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", Mock(side_effect=error))
+    monkeypatch.setattr(image.simplejpeg, "decode_jpeg", Mock(side_effect=error))
     with pytest.raises(mm.errors.DecodeError, match=r"^out of memory"):
         decode(JPEG)
 

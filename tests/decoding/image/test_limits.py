@@ -20,7 +20,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.sample import SampleDecoding, decode_sample
-from mmstream.media import jpeg, limits, orientation, pillow
+from mmstream.media import image, limits, orientation, pillow
 from mmstream.media.limits import MAX_MEMORY, Deadline
 from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.corpora import captioned, write_corpus
@@ -102,7 +102,7 @@ def test_bytes_that_look_like_scans_are_not_counted() -> None:
 
 def test_scans_are_counted_exactly_up_to_the_limit() -> None:
     comment = segment(0xFE, b"\xff\xda" * 1000)
-    for count, is_refused in ((jpeg.MAX_SCANS - 1, False), (jpeg.MAX_SCANS, True)):
+    for count, is_refused in ((image.MAX_SCANS - 1, False), (image.MAX_SCANS, True)):
         data = progressive(64, 64, comment + empty_scan(64, 64) * count)  # and one of DC
         assert _is_refused(data) == is_refused
 
@@ -111,7 +111,7 @@ def test_scans_are_counted_exactly_up_to_the_limit() -> None:
     "data",
     [
         many_scans(64, 501).removesuffix(END),
-        progressive(64, 64, TABLES * jpeg.MAX_MARKERS + segment(0xFE, b"\xff\xda" * 500)),
+        progressive(64, 64, TABLES * image.MAX_MARKERS + segment(0xFE, b"\xff\xda" * 500)),
     ],
     ids=["a file that ends early", "more markers than are looked at"],
 )
@@ -133,7 +133,7 @@ def test_fewer_pixels_allow_more_scans() -> None:
 @pytest.mark.parametrize("junk", [b"\xff", b"\xff\0", b"\0"])
 def test_junk_in_a_header_is_skipped_up_to_the_limit(junk: bytes) -> None:
     few, many = (
-        in_header(JPEG, junk * ((jpeg.MAX_JUNK_BYTES + more) // len(junk))) for more in (-64, 64)
+        in_header(JPEG, junk * ((image.MAX_JUNK_BYTES + more) // len(junk))) for more in (-64, 64)
     )
     np.testing.assert_array_equal(mm.ImageDecoder()(few), mm.ImageDecoder()(JPEG))
     with pytest.raises(mm.errors.DecodeError, match="junk in the header"):
@@ -306,7 +306,7 @@ def test_a_result_that_is_too_large_is_refused_before_decoding(
 ) -> None:
     data = encoded(Image.new("L", shape), format)
     monkeypatch.setattr(pillow.ImageFile.ImageFile, "load", NEVER)
-    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", NEVER)
+    monkeypatch.setattr(image.simplejpeg, "decode_jpeg", NEVER)
     for scaled in (True, False):
         with pytest.raises(mm.errors.DecodeError, match="exceeds max_pixels"):
             mm.ImageDecoder(size=224, scaled_decoding=scaled)(data)

@@ -16,8 +16,7 @@ from PIL import Image
 import mmstream as mm
 from mmstream.decoding.image.geometry import random_box
 from mmstream.families.family import import_torchvision
-from mmstream.media.image import header_shape
-from mmstream.media.jpeg import decode_jpeg
+from mmstream.media.image import decode_jpeg, header_shape
 from mmstream.media.limits import Limits
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import JPEG, ODD, damaged, encoded, photo, psnr, read
