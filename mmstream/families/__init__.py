@@ -7,8 +7,7 @@ qwen_omni.py   Qwen2.5-Omni and Qwen3-Omni
 qwen_audio.py  Qwen2-Audio
 glm_v.py       GLM-4V, GLM-4.6V
 llava.py       Llava 1.5, Llava-NeXT, LLaVA-OneVision
-gemma3.py      Gemma 3
-paligemma.py   PaliGemma
+gemma3.py      Gemma 3, PaliGemma
 mistral3.py    Mistral 3, and Llava with Pixtral's tower
 internvl.py    InternVL
 idefics.py     Idefics2, Idefics3, SmolVLM
@@ -31,7 +30,6 @@ from mmstream.families import (
     internvl,
     llava,
     mistral3,
-    paligemma,
     qwen_audio,
     qwen_omni,
     qwen_vl,
@@ -57,7 +55,6 @@ __all__ = [
     "llava",
     "mistral3",
     "of",
-    "paligemma",
     "qwen_audio",
     "qwen_omni",
     "qwen_vl",

@@ -1,4 +1,7 @@
-"""Gemma 3: pictures of one size, whose tokens see each other. Pan and scan adds crops of them."""
+"""Gemma 3 and PaliGemma: pictures of one size, whose tokens see each other.
+
+Pan and scan of Gemma 3 adds crops of them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from mmstream.decoding.image.geometry import PanAndScanTiles as PanAndScanTiles
 from mmstream.decoding.media_shapes import MediaText
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.errors import ConfigError
-from mmstream.families.family import Blank, Inputs, Medium, Pictures, TokenCount
+from mmstream.families.family import Blank, Family, Inputs, Medium, Pictures, TokenCount
 from mmstream.families.llava import Llava
 from mmstream.settings import PositiveInt, checked
+from mmstream.types import IGNORED_LABEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,4 +107,36 @@ class Gemma3(Llava):
         return Blank(tokens, Pictures.blank(1, 3, side, side))
 
 
-FAMILIES: dict[str, Gemma3] = {"gemma3": Gemma3()}
+@dataclass(frozen=True)
+class PaliGemma(Llava):
+    """[num_pictures, 3, S, S], and which tokens are of the suffix, which is learned.
+
+    The tokens of the prefix before it and the pictures see each other.
+    """
+
+    def text_inputs(self, text: Inputs, config: Any) -> Inputs:
+        """Return 0 for tokens of the prefix, which see all of it, and 1 from the first label on.
+
+        So a later question does not see the answers before their time. For example, with labels
+        only where answers stand:
+
+            labels          -100 -100 5 6 -100 -100 7
+            token_type_ids     0    0 1 1    1    1 1
+        """
+        labels = text.get("labels")
+        if labels is None:  # for inference: all is prefix
+            return {"token_type_ids": text["input_ids"] * 0}
+        kinds = (labels != IGNORED_LABEL).long().cummax(1).values
+        return {"token_type_ids": kinds * text.get("attention_mask", 1)}
+
+    def flat_positions(
+        self, text: Inputs, media_inputs: Inputs, model: Any, config: Any, *, sees: bool
+    ) -> Tensor:
+        """Refuse flat batches: the model lets the prefixes of all documents see each other."""
+        raise ConfigError(
+            "model_inputs: paligemma lets the prefixes of a row see each other: leave batching= "
+            "out, so that each row is one document"
+        )
+
+
+FAMILIES: dict[str, Family] = {"gemma3": Gemma3(), "paligemma": PaliGemma()}
