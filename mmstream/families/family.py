@@ -20,7 +20,9 @@ from mmstream.types import Batch
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+
+Tensor: TypeAlias = "torch.Tensor"
+"""For annotations: it is no class at run time."""
 
 Inputs: TypeAlias = "dict[str, Tensor]"
 """Arguments of a model's forward pass, by name."""

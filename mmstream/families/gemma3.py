@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.image.geometry import PanAndScanTiles as PanAndScanTiles
 from mmstream.decoding.media_shapes import MediaText
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.errors import ConfigError
-from mmstream.families.family import Blank, Family, Inputs, Medium, Pictures, TokenCount
+from mmstream.families.family import Blank, Family, Inputs, Medium, Pictures, Tensor, TokenCount
 from mmstream.families.llava import Llava
 from mmstream.settings import PositiveInt, checked
 from mmstream.types import IGNORED_LABEL
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @checked()

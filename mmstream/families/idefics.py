@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmstream.decoding.media_shapes import MediaText, VideoShape
 from mmstream.decoding.text.placeholders import VideoLength
@@ -16,15 +16,13 @@ from mmstream.families.family import (
     Inputs,
     Medium,
     Pictures,
+    Tensor,
     Videos,
     require_size,
     side_of,
 )
 from mmstream.families.qwen_vl import frame_times
 from mmstream.settings import PositiveInt, checked
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # -- tokens of videos ------------------------------------------------------------------------------
 

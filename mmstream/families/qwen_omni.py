@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mmstream.decoding.media_shapes import AudioShape, MediaText, VideoShape
 from mmstream.decoding.text.placeholders import AudioLength, VideoLength
 from mmstream.errors import ConfigError
-from mmstream.families.family import Blank, Family, Features, Inputs, TokenCount, Videos
+from mmstream.families.family import Blank, Family, Features, Inputs, Tensor, TokenCount, Videos
 from mmstream.families.qwen_audio import (
     BLANK_AUDIO_FRAMES,
     at_least_one,
@@ -28,9 +28,6 @@ from mmstream.families.qwen_audio import (
 )
 from mmstream.families.qwen_vl import QwenVL, merging, num_groups, num_squares, rule_of
 from mmstream.settings import PositiveInt, checked
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # -- tokens of videos and audio --------------------------------------------------------------------
 

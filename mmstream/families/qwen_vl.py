@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -27,15 +27,13 @@ from mmstream.families.family import (
     Inputs,
     Medium,
     Pictures,
+    Tensor,
     TokenCount,
     Videos,
     import_torchvision,
 )
 from mmstream.settings import NonNegativeInt, PositiveInt, checked
 from mmstream.types import IntArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # -- tokens of images and videos -------------------------------------------------------------------
 
