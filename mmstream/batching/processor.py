@@ -79,10 +79,7 @@ class ProcessorText(TextDecoder):
         }
         placeholders = Placeholders(tuple(counted.values()), self.max_length) if counted else None
         media = media_parts(self.tokenizer, tokens, action=self.undecoded_parts, counted=counted)
-        object.__setattr__(self, "_chat", chat)
-        object.__setattr__(self, "_core", None)
-        object.__setattr__(self, "_placeholders", placeholders)
-        object.__setattr__(self, "_media", media)
+        self.__dict__.update(_chat=chat, _core=None, _placeholders=placeholders, _media=media)
 
     @cached_property
     def counted_media(self) -> frozenset[str]:

@@ -185,11 +185,8 @@ class Decode:
         fields, text = _without_text(self.fields or {}, self.text)
         free = {"image": self.image, "video": self.video, "audio": self.audio}
         table = make_table(fields, free, self.same_geometry, self.max_json_bytes)
-        object.__setattr__(self, "fields", fields)
-        object.__setattr__(self, "text", text)
-        object.__setattr__(self, "table", table)
         groups = (group if isinstance(group, str) else tuple(group) for group in self.same_geometry)
-        object.__setattr__(self, "same_geometry", tuple(groups))
+        self.__dict__.update(fields=fields, text=text, table=table, same_geometry=tuple(groups))
         _check_times(table)
         if text is not None:
             _check_lengths(text, table, self.media)
@@ -205,8 +202,7 @@ class Decode:
             True
         """
         decode = cls()
-        object.__setattr__(decode, "is_baked", True)
-        object.__setattr__(decode, "table", FieldTable({}))
+        decode.__dict__.update(is_baked=True, table=FieldTable({}))
         return decode
 
     @property
@@ -245,9 +241,8 @@ class Decode:
             return self
         decode = copy(self)
         stored = StoredFields.of_source(source, views=views)
-        object.__setattr__(decode, "stored", stored)
         parsers = {name: JsonField(name, parse) for name, parse in stored.parsers.items()}
-        object.__setattr__(decode, "table", FieldTable(parsers))
+        decode.__dict__.update(stored=stored, table=FieldTable(parsers))
         return decode
 
     @cached_property

@@ -14,7 +14,6 @@ no video. So they refer to the same frames and sounds before and after.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,7 +172,7 @@ class Boxes:
                 it begins.
         """
         boxes = _numbers(self.source, sample, 4)
-        corners = _to_pixels(_corners(boxes, self.format), self.units, picture)
+        corners = _corners(boxes, self.format) * _unit_pixels(self.units, picture, 4)
         if (corners[:, 2:] < corners[:, :2]).any():
             wrong = int((corners[:, 2:] < corners[:, :2]).any(1).argmax())
             raise DecodeError(f"box {wrong} ends before it begins: {boxes[wrong].tolist()}")
@@ -183,10 +182,8 @@ class Boxes:
         clipped = np.clip(placed, 0, [*view.shape[::-1]] * 2)
         areas, clipped_areas = _areas(placed), _areas(clipped)
         visible = np.divide(clipped_areas, areas, out=np.zeros_like(areas), where=areas > 0)
-        result = _from_corners(
-            _from_pixels(clipped, self.to_units or self.units, view.shape),
-            self.to_format or self.format,
-        )
+        in_units = clipped / _unit_pixels(self.to_units or self.units, view.shape, 4)
+        result = _from_corners(in_units, self.to_format or self.format)
         return result.astype(np.float32), visible.astype(np.float32)
 
 
@@ -225,10 +222,10 @@ class Points:
         Raises:
             DecodeError: There are no such points, or one is not two finite numbers.
         """
-        points = _to_pixels(_numbers(self.source, sample, 2), self.units, picture)
+        points = _numbers(self.source, sample, 2) * _unit_pixels(self.units, picture, 2)
         placed = placed_xy(points, view)
         is_visible = np.all((placed >= 0) & (placed <= view.shape[::-1]), axis=1)
-        result = _from_pixels(placed, self.to_units or self.units, view.shape)
+        result = placed / _unit_pixels(self.to_units or self.units, view.shape, 2)
         return result.astype(np.float32), np.asarray(is_visible)
 
 
@@ -283,14 +280,6 @@ def _from_corners(corners: NDArray[np.float64], box_format: str) -> NDArray[np.f
     return np.concatenate((starts + sizes / 2 if box_format == "cxcywh" else starts, sizes), 1)
 
 
-def _to_pixels(values: NDArray[np.float64], units: str, shape: Shape) -> NDArray[np.float64]:
-    return values * _unit_pixels(units, shape, values.shape[1])
-
-
-def _from_pixels(values: NDArray[np.float64], units: str, shape: Shape) -> NDArray[np.float64]:
-    return values / _unit_pixels(units, shape, values.shape[1])
-
-
 def _unit_pixels(units: str, shape: Shape, size: int) -> NDArray[np.float64]:
     """Return how many pixels a unit has, for each of the numbers of a box or a point."""
     height, width = (1, 1) if units == "pixels" else shape
@@ -303,10 +292,6 @@ def _areas(corners: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 # -- times -----------------------------------------------------------------------------------------
-
-TimeFormat = Literal["start_end", "point"]
-
-TimeOrigin = Literal["span", "file"]
 
 _Seconds = NDArray[np.float64]
 
@@ -348,8 +333,8 @@ class Times:
 
     source: NonEmptyStr | Callable[[dict[str, Any]], Any]
     follows: str
-    format: TimeFormat = "start_end"
-    origin: TimeOrigin = "span"
+    format: Literal["start_end", "point"] = "start_end"
+    origin: Literal["span", "file"] = "span"
 
     def place(
         self, sample: Mapping[str, Any], start_s: float, end_s: float
@@ -406,8 +391,6 @@ def _intervals(value: Any) -> _Seconds:
     Raises:
         DecodeError: They are something else, or one ends before it begins.
     """
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
     pairs = [_pair(item) for item in _items(value, "interval")]
     times = np.array(pairs, np.float64).reshape(-1, 2)
     is_wrong = times[:, 1] < times[:, 0]
@@ -419,8 +402,6 @@ def _intervals(value: Any) -> _Seconds:
 
 def _points(value: Any) -> _Seconds:
     """Return float64 [N] of a list of numbers."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
     numbers = _items(value, "point in time")
     for number in numbers:
         _check_seconds(number, number)
@@ -428,6 +409,8 @@ def _points(value: Any) -> _Seconds:
 
 
 def _items(value: Any, name: str) -> list[Any]:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if not isinstance(value, list | tuple):
         raise DecodeError(f"not a list with an entry for each {name}: {escaped(repr(value), 80)}")
     return list(value)
@@ -446,7 +429,7 @@ def _pair(item: Any) -> list[Any]:
 def _check_seconds(seconds: Any, item: Any) -> None:
     """Refuse what is not a time: strings, bools, NaN, and integers beyond floats."""
     is_number = isinstance(seconds, int | float) and type(seconds) is not bool
-    if not (is_number and abs(seconds) < _MAX_SECONDS and math.isfinite(seconds)):
+    if not (is_number and abs(seconds) < _MAX_SECONDS):  # which NaN is not
         raise DecodeError(f"no number of seconds in {escaped(repr(item), 80)}")
 
 

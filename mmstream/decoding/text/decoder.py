@@ -237,10 +237,7 @@ class TextDecoder:
         if has_template:
             chat = probe_chat(self.tokenizer, written, kinds or {"image"}, self.today)
         media = media_parts(self.tokenizer, tokens, action=self.undecoded_parts, counted=kinds)
-        object.__setattr__(self, "_chat", chat)
-        object.__setattr__(self, "_core", core)
-        object.__setattr__(self, "_placeholders", placeholders)
-        object.__setattr__(self, "_media", media)
+        self.__dict__.update(_chat=chat, _core=core, _placeholders=placeholders, _media=media)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
