@@ -37,7 +37,7 @@ from mmstream.media.audio_headers import (
 )
 from mmstream.media.ffmpeg import MediaSource, NoStreamError, media_stream, open_media
 from mmstream.media.limits import Deadline
-from mmstream.media.types import EncodedMedia, container_format, read_range
+from mmstream.media.types import EncodedMedia, container_format
 
 _VORBIS = b"\x01vorbis"
 _HEAD_BYTES = 512
@@ -159,7 +159,7 @@ def _is_plain_vorbis(data: EncodedMedia) -> bool:
     It knows the first of several streams only, and leaves the channels in the order of Vorbis. The
     number of channels stands after the name and a version of 4 bytes.
     """
-    head = read_range(data, 0, _HEAD_BYTES)
+    head = data[:_HEAD_BYTES]
     start = head.find(_VORBIS)
     num_channels = head[start + len(_VORBIS) + 4 :][:1]
     return start >= 0 and num_channels in (b"\1", b"\2") and is_single_stream(data)
@@ -295,9 +295,8 @@ class WavSource:
         step = max(1, _BLOCK_VALUES // self.num_channels)
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            raw = read_range(
-                self.data, self.position + first * frame_bytes, self.position + last * frame_bytes
-            )
+            position = self.position + first * frame_bytes
+            raw = self.data[position : position + (last - first) * frame_bytes]
             num_read = len(raw) // frame_bytes
             if out is None:
                 block = np.empty((num_read, self.num_channels), np.float32)
@@ -335,7 +334,7 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
     codec = sample_rate = num_channels = frame_bytes = sample_bits = 0
     position = 12
     for _ in range(_MAX_CHUNKS):
-        head = read_range(data, position, position + 48)
+        head = data[position : position + 48]
         if len(head) < 8:
             return None
         name, size = head[:4], int.from_bytes(head[4:8], "little")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mmstream.errors import DecodeError
 from mmstream.media.limits import Deadline
-from mmstream.media.types import EncodedMedia, behind_id3, read_range
+from mmstream.media.types import EncodedMedia, behind_id3
 from mmstream.tar.lazy_bytes import LazyBytes
 
 TOLERANCE_S = 0.1
@@ -131,14 +131,14 @@ def states_length(flac: EncodedMedia) -> bool:
 
     The number of its samples has the last 36 bits of the bytes 18 to 25.
     """
-    block = read_range(flac, 0, 26)
+    block = flac[:26]
     has_block = block.startswith(b"fLaC") and block[4:5] in (b"\0", b"\x80")
     return has_block and int.from_bytes(block[18:], "big") % (1 << 36) > 0
 
 
 def is_single_stream(data: EncodedMedia) -> bool:
     """Tell whether the last page of an Ogg belongs to the stream that its first page starts."""
-    head, page = read_range(data, 0, 18), _last_page(data)
+    head, page = data[:18], _last_page(data)
     return head[14:18] == page[14:18]
 
 
@@ -162,7 +162,7 @@ def num_opus_samples(data: EncodedMedia) -> int | None:
     The last page says how many samples there are up to its end, and the head how many of them come
     before the recording (RFC 7845, sections 4 and 5.1). None where other streams are in the file.
     """
-    head, page = read_range(data, 0, 64), _last_page(data)
+    head, page = data[:64], _last_page(data)
     start = head.find(b"OpusHead")
     if start < 0 or len(page) < 18 or not is_single_stream(data):
         return None
@@ -172,7 +172,7 @@ def num_opus_samples(data: EncodedMedia) -> int | None:
 
 def _last_page(data: EncodedMedia) -> bytes:
     """Return the last page of an Ogg and all that follows it. Empty where there is none."""
-    tail = read_range(data, max(0, len(data) - _MAX_PAGE_BYTES), len(data))
+    tail = data[-_MAX_PAGE_BYTES:]
     start = tail.rfind(_OGG_PAGE)
     return tail[start:] if start >= 0 else b""
 
@@ -195,7 +195,7 @@ def mp3_frames(
     first = _next_frame(data, behind_id3(data, 0), deadline)
     if first is None:
         return None
-    header = _header_of(read_range(data, first.position, first.end))
+    header = _header_of(data[first.position : first.end])
     stop = first.position + header.num_bytes
     num_stated, sizes = header.num_frames, _sizes(first.kind)
     fits = num_stated * sizes[1] <= header.num_bytes <= (num_stated + 2) * (sizes[14] + 1)
@@ -218,15 +218,13 @@ def mp3_frames(
         spans[0] = first.position, spans[0][1]
     frames = _part(data, *spans[0])
     if len(spans) > 1:
-        frames = b"".join(read_range(data, *span) for span in spans)
+        frames = b"".join(data[slice(*span)] for span in spans)
     is_stated = is_tagged and header.num_frames >= num_frames
     return Mp3Frames(frames, num_frames * first.num_samples, is_stated, is_tagged)
 
 
 def _part(data: EncodedMedia, start: int, stop: int) -> EncodedMedia:
-    return (
-        data.within(start, stop) if isinstance(data, LazyBytes) else read_range(data, start, stop)
-    )
+    return data.within(start, stop) if isinstance(data, LazyBytes) else data[start:stop]
 
 
 def _next_frame(data: EncodedMedia, position: int, deadline: Deadline) -> _Frame | None:
@@ -234,7 +232,7 @@ def _next_frame(data: EncodedMedia, position: int, deadline: Deadline) -> _Frame
     num_bytes = _MAX_GAP_BYTES
     while position < len(data):
         deadline.check()
-        window = read_range(data, position, position + num_bytes)
+        window = data[position : position + num_bytes]
         for match in _SYNC.finditer(window):
             frame = _frame(data, position + match.start())
             follower = None if frame is None else _frame(data, frame.end)
@@ -247,7 +245,7 @@ def _next_frame(data: EncodedMedia, position: int, deadline: Deadline) -> _Frame
 
 def _frame(data: EncodedMedia, position: int) -> _Frame | None:
     """Return the frame at a position. None: there is none of layer III with a known length."""
-    head = read_range(data, position, position + 4)
+    head = data[position : position + 4]
     if len(head) < 4 or not _SYNC.match(head) or head[2] & 0x0C == 0x0C or head[2] >> 4 in (0, 15):
         return None
     return _Frame(position, head)
@@ -282,7 +280,7 @@ def _run(data: EncodedMedia, first: _Frame, position: int, deadline: Deadline) -
         offset = position - window_start
         if offset + 4 > len(window):
             deadline.check()
-            window = read_range(data, position, position + _WINDOW_BYTES)
+            window = data[position : position + _WINDOW_BYTES]
             window_start, offset = position, 0
             if len(window) < 4:
                 break

@@ -63,10 +63,11 @@ def media_facts(
     facts: Facts = {}
     if name == "mp3":
         facts = _mp3(data, deadline, decode)
-    elif name == "wav":
-        facts = _wav(data)
+    elif name == "wav" and (wav := open_wav(data)) is not None:
+        facts = _sound(wav, "pcm" if wav.codec == 1 else "pcm_float")
     elif name == "flac" and states_length(data):
-        facts = _flac(data, deadline)
+        with open_audio(data, deadline) as source:
+            facts = _sound(source, "flac")
     if not facts:
         facts = _track(data, name in _UNCOUNTED, deadline)
     if "sample_rate" in facts:
@@ -110,18 +111,6 @@ def _num_decoded(data: bytes, deadline: Deadline) -> int:
     if not num_frames:
         raise DecodeError("no frame in it can be decoded")
     return num_frames
-
-
-def _wav(data: bytes) -> Facts:
-    """Read the header of a WAV. Empty where FFmpeg must: the samples are compressed."""
-    wav = open_wav(data)
-    return {} if wav is None else _sound(wav, "pcm" if wav.codec == 1 else "pcm_float")
-
-
-def _flac(data: bytes, deadline: Deadline) -> Facts:
-    """Read the header of a FLAC that tells its length."""
-    with open_audio(data, deadline) as source:
-        return _sound(source, "flac")
 
 
 def _mp3(data: bytes, deadline: Deadline, decode: bool) -> Facts:

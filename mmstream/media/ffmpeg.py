@@ -24,7 +24,7 @@ from av.stream import Disposition
 from mmstream.errors import DecodeError
 from mmstream.media.limits import Deadline
 from mmstream.media.mp4 import read_mp4
-from mmstream.media.types import EncodedMedia, container_format, read_range
+from mmstream.media.types import EncodedMedia, container_format
 from mmstream.tar.lazy_bytes import LazyBytes
 
 # -- the bytes of a file, as the file object that FFmpeg reads -------------------------------------
@@ -72,7 +72,7 @@ class MediaSource:
             if isinstance(self._data, LazyBytes):  # no further than what it has at hand
                 piece = self._data.read_some(self._position, stop)
             else:
-                piece = bytes(read_range(self._data, self._position, stop))
+                piece = self._data[self._position : stop]
         except BaseException as error:  # a signal's too: FFmpeg's callback would swallow it
             self._error = error
             return b""
@@ -242,9 +242,9 @@ def _mp4_bytes(data: EncodedMedia) -> int:
 
 def _matroska_bytes(data: EncodedMedia) -> int:
     """Return where the segment ends, which holds all frames; 0 if it does not say."""
-    size, position = _vint(read_range(data, 4, 12))
+    size, position = _vint(data[4:12])
     position += 4 + size
-    head = read_range(data, position, position + 12)
+    head = data[position : position + 12]
     if head[:4] != _SEGMENT:
         return 0
     size, num_bytes = _vint(head[4:])
@@ -264,5 +264,5 @@ def _vint(head: bytes) -> tuple[int, int]:
 
 def _avi_bytes(data: EncodedMedia) -> int:
     """Return where the first RIFF chunk ends; 0 if it does not say."""
-    size = int.from_bytes(read_range(data, 4, 8), "little")
+    size = int.from_bytes(data[4:8], "little")
     return 0 if size >= 0x7FFFFFFF else 8 + size

@@ -27,7 +27,7 @@ import numpy as np
 
 from mmstream.errors import DecodeError
 from mmstream.media.timeline import Timeline, without_undecodable_start
-from mmstream.media.types import EncodedMedia, container_format, read_range
+from mmstream.media.types import EncodedMedia, container_format
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import IntArray
 
@@ -79,7 +79,7 @@ class Box(NamedTuple):
 def boxes(data: EncodedMedia, start: int, stop: int) -> Iterator[Box]:
     """Yield the boxes of a range, one after another, until one makes no sense."""
     while start + 8 <= stop:
-        head = read_range(data, start, min(start + 16, stop))
+        head = data[start : min(start + 16, stop)]
         if len(head) < 8:
             return
         size, header = int.from_bytes(head[:4], "big"), 8
@@ -177,7 +177,7 @@ class Track:
     def content(self, data: EncodedMedia, parent: bytes, name: bytes) -> bytes:
         """Return the content of a box. Empty: it is absent, or there are several."""
         boxes = self.boxes.get((parent, name), [])
-        return read_range(data, boxes[0].start, boxes[0].stop) if len(boxes) == 1 else b""
+        return data[boxes[0].start : boxes[0].stop] if len(boxes) == 1 else b""
 
     def _is_plain_sound(self) -> bool:
         """Tell whether each sample is one number per channel: FFmpeg joins these to pieces."""
@@ -258,7 +258,7 @@ class _Walk:
                     self.tracks.append(own)
             elif name in _CONTAINERS and depth < MAX_DEPTH:
                 # `meta` has a version in front of its boxes, in MP4 and not in MOV.
-                has_version = name == b"meta" and self._read(start, start + 4) == bytes(4)
+                has_version = name == b"meta" and self._data[start : start + 4] == bytes(4)
                 self.visit(box._replace(start=start + 4 * has_version), depth + 1, track)
             elif name in _COUNTED:
                 self._count(box, track)
@@ -272,7 +272,7 @@ class _Walk:
     def _count(self, box: Box, track: Track) -> None:
         """Note what a table states. Each starts with a version and flags."""
         name, start, end = box
-        head = self._read(start, min(start + 12, end))
+        head = self._data[start : min(start + 12, end)]
         if len(head) < 8:
             return
         stated = int.from_bytes(head[4:8], "big")
@@ -288,7 +288,7 @@ class _Walk:
             track.handlers.add(head[8:12])
         else:
             size = {b"stts": 8, b"stsc": 12}[name] * stated
-            table = self._read(start + 8, min(start + 8 + size, end))
+            table = self._data[start + 8 : min(start + 8 + size, end)]
             (track.durations if name == b"stts" else track.runs_of_chunks).append(table)
 
     def add(self, track: Track) -> None:
@@ -298,9 +298,6 @@ class _Walk:
             raise DecodeError(
                 f"its tables state {self._num_entries:,} samples, more than {MAX_SAMPLES:,}"
             )
-
-    def _read(self, start: int, stop: int) -> bytes:
-        return read_range(self._data, start, stop)
 
 
 # -- where the frames of a video lie ---------------------------------------------------------------

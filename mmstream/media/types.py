@@ -10,8 +10,9 @@ accepted and stored as ``png``, an HTML page named ``a.jpg`` is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from mmstream.tar.lazy_bytes import LazyBytes
 
 Kind: TypeAlias = Literal["image", "video", "audio"]
 """A kind of media."""
@@ -23,22 +24,8 @@ Facts: TypeAlias = dict[str, int | float | str]
 """What is known about a file, by name."""
 
 
-class RangeReadable(Protocol):
-    """A file that is read piece by piece, such as `mmstream.tar.lazy_bytes.LazyBytes`."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to before `stop`, fewer at the end of the file."""
-        ...
-
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Announce the ranges that will be read, in place of those before."""
-        ...
-
-
-EncodedMedia: TypeAlias = bytes | RangeReadable
-"""An audio or video file: all of its bytes, or a way to read some."""
+EncodedMedia: TypeAlias = bytes | LazyBytes
+"""An audio or video file: all of its bytes, or a way to read some. Both are sliced."""
 
 
 class MediaType(NamedTuple):
@@ -212,7 +199,7 @@ def container_format(data: EncodedMedia) -> str | None:
         'wav'
     """
     start = behind_id3(data, 0)
-    name = _container(read_range(data, start, start + HEAD_BYTES))
+    name = _container(data[start : start + HEAD_BYTES])
     return name if not start or name in ("flac", "aac") else "mp3"
 
 
@@ -251,7 +238,7 @@ def behind_id3(data: EncodedMedia, position: int) -> int:
     is passed over. A flag says that a footer follows, as long as the header.
     """
     for _ in range(MAX_TAGS):
-        head = read_range(data, position, position + 10)
+        head = data[position : position + 10]
         if not head.startswith(b"ID3") or len(head) < 10:
             break
         position += 10
@@ -259,11 +246,3 @@ def behind_id3(data: EncodedMedia, position: int) -> int:
         if max(head[6:]) < 0x80 and position + size <= len(data):
             position += size + (10 if head[5] & 0x10 else 0)
     return position
-
-
-def read_range(data: EncodedMedia, start: int, stop: int) -> bytes:
-    """Return a part of a file. It is shorter where the file ends."""
-    if isinstance(data, bytes):
-        return data[start:stop]
-    stop = min(stop, len(data))
-    return data.read(start, stop) if start < stop else b""

@@ -27,7 +27,7 @@ from mmstream.media.frames import FrameList
 from mmstream.media.limits import MAX_MEMORY, Deadline, Limits
 from mmstream.media.mp4 import UPRIGHT, Mp4Table, Orientation, parse_matrix, video_tables
 from mmstream.media.timeline import Timeline, demuxed_timeline
-from mmstream.media.types import EncodedMedia, read_range
+from mmstream.media.types import EncodedMedia
 
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""
@@ -474,7 +474,7 @@ class TablePackets:
         table, timeline = self._table, self._table.timeline
         for number in range(start, end):
             offset = int(table.offsets[number])
-            data = read_range(self._data, offset, offset + int(table.sizes[number]))
+            data = self._data[offset : offset + int(table.sizes[number])]
             packet = av.Packet(len(data))  # with room after it, which decoders read into
             packet.update(data)
             packet.pts, packet.dts = int(timeline.pts[number]), int(timeline.dts[number])

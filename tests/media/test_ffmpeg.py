@@ -36,8 +36,10 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.data)
 
-    def read(self, start: int, stop: int) -> bytes:
-        self.ranges.append((start, stop))
+    def __getitem__(self, item: slice) -> bytes:
+        start, stop, _ = item.indices(len(self))
+        if start < stop:
+            self.ranges.append((start, stop))
         if self.fail is not None and stop > self.fails_from:
             raise self.fail
         return self.data[start:stop]

@@ -164,7 +164,14 @@ def fitting_shape(picture: Shape, size: Shape) -> Shape:
     return max_height, min(math.ceil(width * height_scale), max_width)
 
 
-def budgeted_shape(picture: Shape, multiple_of: int, min_pixels: int, max_pixels: int) -> Shape:
+def budgeted_shape(
+    picture: Shape,
+    multiple_of: int,
+    min_pixels: int,
+    max_pixels: int,
+    num_frames: int = 1,
+    num_counted: int = 1,
+) -> Shape:
     """Return the nearest shape whose sides are multiples, within a budget of pixels.
 
     This is the rule of Qwen-VL, ``smart_resize`` in transformers. A side is never below
@@ -175,6 +182,8 @@ def budgeted_shape(picture: Shape, multiple_of: int, min_pixels: int, max_pixels
         multiple_of: Both sides of the result are multiples of it.
         min_pixels: Lower limit on height x width.
         max_pixels: Upper limit on height x width.
+        num_frames: Frames of a video that share the budget.
+        num_counted: Their number, rounded as the limits count it.
 
     Returns:
         (height, width).
@@ -188,13 +197,13 @@ def budgeted_shape(picture: Shape, multiple_of: int, min_pixels: int, max_pixels
             f"picture of {width}x{height}: one side is over {MAX_ASPECT_RATIO} times the other"
         )
     rows, columns = round(height / multiple_of), round(width / multiple_of)
-    area = rows * columns * multiple_of**2
+    area = num_counted * rows * columns * multiple_of**2
     if area > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
+        shrink = math.sqrt(num_frames * height * width / max_pixels)
         rows = max(1, math.floor(height / shrink / multiple_of))
         columns = max(1, math.floor(width / shrink / multiple_of))
     elif area < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
+        grow = math.sqrt(min_pixels / (num_frames * height * width))
         rows = math.ceil(height * grow / multiple_of)
         columns = math.ceil(width * grow / multiple_of)
     return rows * multiple_of, columns * multiple_of

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.geometry import MAX_ASPECT_RATIO
+from mmstream.decoding.image.geometry import budgeted_shape
 from mmstream.errors import DecodeError
 from mmstream.media.types import Shape
 from mmstream.types import IntArray
@@ -343,20 +343,5 @@ def budgeted_video_shape(
     if min(picture) < multiple_of:
         scale = max(multiple_of / height, multiple_of / width)
         height, width = int(height * scale), int(width * scale)
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise DecodeError(
-            f"picture of {width}x{height}: one side is over {MAX_ASPECT_RATIO} times the other"
-        )
-    rows, columns = round(height / multiple_of), round(width / multiple_of)
     num_rounded = round(num_frames / frame_multiple_of) * frame_multiple_of
-    area = num_rounded * rows * columns * multiple_of**2
-    low, high = budget
-    if area > high:
-        shrink = math.sqrt(num_frames * height * width / high)
-        rows = max(1, math.floor(height / shrink / multiple_of))
-        columns = max(1, math.floor(width / shrink / multiple_of))
-    elif area < low:
-        grow = math.sqrt(low / (num_frames * height * width))
-        rows = math.ceil(height * grow / multiple_of)
-        columns = math.ceil(width * grow / multiple_of)
-    return rows * multiple_of, columns * multiple_of
+    return budgeted_shape((height, width), multiple_of, *budget, num_frames, num_rounded)
