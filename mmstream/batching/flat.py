@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.batching.collate import FEATURES, Collator, as_list, mean_rate, with_lineage
-from mmstream.decoding.rows import BatchFields
+from mmstream.decoding.rows import BatchFields, is_several
 from mmstream.decoding.step import DecodedStep
 from mmstream.decoding.stored import CollateSettings
 from mmstream.errors import ConfigError
@@ -201,11 +201,11 @@ def _documents_of_sample(sample: Sample) -> list[DocumentTokens]:
             "Decode a TextDecoder"
         )
     labels, weights = sample.get("labels"), sample.get("label_weights")
-    if not _is_several(ids):
+    if not is_several(ids):
         return [_checked(sample, ids, labels, weights)]
     count = len(ids)
     for name, values in (("labels", labels), ("label_weights", weights)):
-        if values is not None and not (_is_several(values) and len(values) == count):
+        if values is not None and not (is_several(values) and len(values) == count):
             raise ConfigError(
                 f"{_key(sample)}: {count} documents in input_ids, and {name} is not a list of as "
                 "many arrays"
@@ -218,19 +218,12 @@ def _documents_of_sample(sample: Sample) -> list[DocumentTokens]:
     ]
 
 
-def _is_several(value: Any) -> bool:
-    """Tell whether a field holds the tokens of several documents."""
-    return isinstance(value, list | tuple) and not any(isinstance(item, int) for item in value)
-
-
 def _checked(sample: Sample, ids: Any, labels: Any, weights: Any) -> DocumentTokens:
     ids = as_array(ids, np.int64)
     if ids.ndim != 1 or not len(ids):
         raise ConfigError(f"{_key(sample)}: input_ids of shape {ids.shape}: a document is [L]")
-    if labels is not None:
-        labels = as_array(labels, np.int64)
-    if weights is not None:
-        weights = as_array(weights, np.float32)
+    labels = None if labels is None else as_array(labels, np.int64)
+    weights = None if weights is None else as_array(weights, np.float32)
     for name, values in (("labels", labels), ("label_weights", weights)):
         if values is not None and values.shape != ids.shape:
             raise ConfigError(

@@ -406,7 +406,6 @@ class ProcessorCollate:
                 "labels=False, and make labels of its input_ids"
             )
         ids, is_token = batch["input_ids"], batch["attention_mask"] != 0
-        labels = torch.full_like(ids, IGNORED_LABEL)
         weights = torch.zeros(ids.shape)
         for row, prompt in enumerate(prompts):
             own = list(replaced[row]) if row < len(replaced) else []
@@ -427,8 +426,7 @@ class ProcessorCollate:
                     f"no token of it is trained: it has no answer, or max_length="
                     f"{self.max_length} leaves none; labels=False delivers it all the same"
                 )
-        labels = torch.where(weights > 0, ids, labels)
-        batch["labels"] = labels
+        batch["labels"] = torch.where(weights > 0, ids, IGNORED_LABEL)
         if any(prompt.weights for prompt in prompts):
             batch["label_weights"] = weights
         return batch

@@ -694,7 +694,8 @@ def _made(key: str, names: tuple[str, ...], decoder: Any) -> Field | Follower:
             f"Decode: {{{key!r}: {escaped(repr(decoder))}}}: give a decoder, a function from "
             "bytes to a value, or ... for the built-in decoder of the extension"
         )
-    if _is_built_in_json(name, decoder) and len(names) == 1:
+    is_built_in = isinstance(decoder, partial) and decoder.func is parse_json
+    if is_built_in and name.rpartition(".")[2] in JSON_EXTENSIONS and len(names) == 1:
         return JsonField(name, decoder)
     if name == "json":
         return JsonField(name, partial(call_user, decoder))
@@ -755,11 +756,6 @@ def _checked_names(key: object) -> tuple[str, ...]:
             'in lower case and without a dot before it: "jpg", "mask.png", or "jpg;png" for either'
         )
     return names
-
-
-def _is_built_in_json(name: str, decoder: Callable[[bytes], Any]) -> bool:
-    is_built_in = isinstance(decoder, partial) and decoder.func is parse_json
-    return is_built_in and name.rpartition(".")[2] in JSON_EXTENSIONS
 
 
 def _leaders(

@@ -717,9 +717,13 @@ def num_tokens_of(sample: Sample, multiple_of: int = 1) -> int:
         6
     """
     ids: Any = sample.get("input_ids", ())
-    is_several = isinstance(ids, list | tuple) and not any(isinstance(item, int) for item in ids)
-    lengths = map(len, ids) if is_several else (len(ids),)
+    lengths = map(len, ids) if is_several(ids) else (len(ids),)
     return sum(-(-length // multiple_of) * multiple_of for length in lengths)
+
+
+def is_several(value: Any) -> bool:
+    """Tell whether a field holds the tokens of several documents."""
+    return isinstance(value, list | tuple) and not any(isinstance(item, int) for item in value)
 
 
 def _with_measured(

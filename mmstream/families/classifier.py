@@ -39,7 +39,8 @@ class Classifier(Family):
         inputs = {"pixel_values": pictures.one_a_row(batch, family)}
         numbers = batch.get("labels")
         is_tensor = isinstance(numbers, torch.Tensor) and numbers.ndim == 1
-        if not is_tensor and not _are_numbers(numbers):
+        is_list = isinstance(numbers, list) and all(type(number) is int for number in numbers)
+        if not is_tensor and not is_list:
             numbers = batch.get(label_field)
         if numbers is None:
             return inputs  # for inference
@@ -53,10 +54,6 @@ class Classifier(Family):
         ]
         inputs["labels"] = torch.tensor(labels, device=inputs["pixel_values"].device)
         return inputs
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
 
 
 def _class_number(batch: Batch, row: int, value: Any, field: str) -> int:

@@ -181,7 +181,11 @@ class Chat:
             else:
                 for i in answers:
                     if not marked.segments.get(i):
-                        raise _lost(i)
+                        raise DecodeError(
+                            f"chat template: turn {i} cannot be found in the rendered text: mark "
+                            "what the model writes in the template, between {% generation %} and "
+                            "{% endgeneration %}"
+                        )
                 owners, spans = answers, self._locate(messages, answers, marked, tools)
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
@@ -288,10 +292,6 @@ class Chat:
             return False
         call["arguments"] = "{}"
         return self._try_render(turns, self.tools) is not None
-
-    @cached_property
-    def _knows_developers(self) -> bool:
-        return _DEVELOPER.search(self.template) is not None
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
@@ -483,7 +483,7 @@ class Chat:
     def _adapt(self, message: Message) -> Message:
         """Return a message of the kind that the template takes."""
         adapted = {key: value for key, value in message.items() if value is not None}
-        if message["role"] == "developer" and not self._knows_developers:
+        if message["role"] == "developer" and not _DEVELOPER.search(self.template):
             adapted["role"] = "system"
         if message.get("tool_calls") and self._takes_text_arguments:
             adapted["tool_calls"] = [_with_text_arguments(call) for call in message["tool_calls"]]
@@ -777,13 +777,6 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
         for part in message["content"]
     ]
     return {**message, "content": parts}
-
-
-def _lost(number: int) -> DecodeError:
-    return DecodeError(
-        f"chat template: turn {number} cannot be found in the rendered text: mark what the model "
-        "writes in the template, between {% generation %} and {% endgeneration %}"
-    )
 
 
 def _without_thought(message: Message) -> Message:
