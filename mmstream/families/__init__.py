@@ -2,10 +2,9 @@
 
 registry.py    `of`: which family a model is of, also of other packages
 family.py      `Family`, the base of all, and what they exchange with model_inputs
-qwen_vl.py     Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5
+qwen_vl.py     Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5; GLM-4V, GLM-4.6V
 qwen_omni.py   Qwen2.5-Omni and Qwen3-Omni
 qwen_audio.py  Qwen2-Audio
-glm_v.py       GLM-4V, GLM-4.6V
 llava.py       Llava 1.5, Llava-NeXT, LLaVA-OneVision
 gemma3.py      Gemma 3, PaliGemma
 mistral3.py    Mistral 3, and Llava with Pixtral's tower
@@ -25,7 +24,6 @@ from mmstream.decoding.image.geometry import TileRule, View, whole_view
 from mmstream.families import (
     clip,
     gemma3,
-    glm_v,
     idefics,
     internvl,
     llava,
@@ -49,7 +47,6 @@ __all__ = [
     "View",
     "clip",
     "gemma3",
-    "glm_v",
     "idefics",
     "internvl",
     "llava",

@@ -1,7 +1,7 @@
-"""Qwen-VL: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and those whose processors are the same.
+"""Qwen-VL: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, and GLM-4V, which takes pictures as they do.
 
 Images and videos of any size become lines of patches, of which squares of merged ones take a token
-each. Positions have three dimensions: time, height and width.
+each. Positions have three dimensions: time, height and width. Those of GLM are by its own rule.
 """
 
 from __future__ import annotations
@@ -664,6 +664,9 @@ def _lines(frames: Tensor, patch: int, merge: int, group: int) -> Tensor:
 
 
 QWEN3_VL = QwenVL(video_length=qwen3_video_length)
+
+GLM_V = QwenVL(takes=("image",))
+"""GLM-4V and GLM-4.6V. Videos are refused: their tokens are those of pictures."""
 
 FAMILIES: dict[str, QwenVL] = {
     "qwen2_vl": QwenVL(),

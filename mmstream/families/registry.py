@@ -18,7 +18,6 @@ from mmstream.errors import ConfigError, escaped
 from mmstream.families import (
     clip,
     gemma3,
-    glm_v,
     idefics,
     internvl,
     llava,
@@ -45,7 +44,7 @@ FAMILIES: dict[str, Family] = {
     **internvl.FAMILIES,
     **idefics.FAMILIES,
     **gemma3.FAMILIES,
-    **glm_v.FAMILIES,
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), qwen_vl.GLM_V),
     **mistral3.FAMILIES,
     **qwen_audio.FAMILIES,
     **whisper.FAMILIES,
