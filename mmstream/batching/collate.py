@@ -461,14 +461,19 @@ def _stack_arrays(values: Sequence[Any], take_memory: TakeMemory | None) -> torc
         empty = torch.from_numpy(np.empty(0, first.dtype))
     except (TypeError, ValueError):  # a type that torch does not have
         return None
-    shape = (len(values), *first.shape)
-    num_bytes = len(values) * first.nbytes
-    if take_memory is None or not num_bytes:
-        stacked = empty.new_empty(shape)
-    else:
-        stacked = take_memory(num_bytes).view(empty.dtype).view(shape)
+    stacked = _taken((len(values), *first.shape), empty, take_memory)
     np.stack(values, out=stacked.numpy())
     return stacked
+
+
+def _taken(
+    shape: tuple[int, ...], like: torch.Tensor, take_memory: TakeMemory | None
+) -> torch.Tensor:
+    """Return memory for a field, of the type of a tensor: that of the batch on the CPU, if any."""
+    num_bytes = math.prod(shape) * like.element_size()
+    if take_memory is None or like.device.type != "cpu" or not num_bytes:
+        return like.new_empty(shape)
+    return take_memory(num_bytes).view(like.dtype).view(shape)
 
 
 def join_rows(values: Sequence[Any]) -> torch.Tensor | None:
@@ -527,9 +532,7 @@ def join_pictures(values: Sequence[Any]) -> Batch:
     joined = stack_pictures(images)
     if isinstance(joined, torch.Tensor) and all(len(row) == 1 for row in images_of_rows):
         return {"image": joined}
-    counts = torch.tensor([len(row) for row in images_of_rows])
-    # Example: rows with 2, 0 and 1 images give [0, 0, 2].
-    return {"image": joined, "image_row": torch.repeat_interleave(counts)}
+    return {"image": joined, "image_row": _rows(images_of_rows)}
 
 
 def stack_pictures(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
@@ -714,12 +717,7 @@ def _padded_audio(
         return recordings
     first = recordings[0]
     longest = max(empty.shape[-1], *(recording.shape[-1] for recording in recordings))
-    shape = (len(recordings), *first.shape[:-1], longest)
-    if take_memory is None or first.device.type != "cpu" or not longest:
-        padded = first.new_empty(shape)
-    else:
-        num_bytes = math.prod(shape) * first.element_size()
-        padded = take_memory(num_bytes).view(first.dtype).view(shape)
+    padded = _taken((len(recordings), *first.shape[:-1], longest), first, take_memory)
     for recording, row in zip(recordings, padded, strict=True):
         num_samples = recording.shape[-1]
         row[..., :num_samples] = recording

@@ -465,14 +465,15 @@ class VideoField(Field):
                 tracks[name] = track
                 track_limits = track_limits.holding(_seconds(track.plan.shape))
         shapes = [planned.shape for planned in plan.details]
-        requested = [shape.requested_fps for shape in shapes]
         return FieldResult(
             plan.files,
             {
                 self.name: one_or_list(videos),
                 f"{self.name}_pts_s": one_or_list(times),
                 f"{self.name}_fps": np.array([shape.sampled_fps for shape in shapes], np.float64),
-                f"{self.name}_requested_fps": np.array(requested, np.float64),
+                f"{self.name}_requested_fps": np.array(
+                    [shape.requested_fps for shape in shapes], np.float64
+                ),
             },
             spans=tuple((shape.start_s, shape.end_s) for shape in shapes),
             recordings=None if decoder.audio is None else tracks,

@@ -195,8 +195,7 @@ def qwen3_vl_frames(num_source_frames: int, source_fps: float, request: FrameReq
         number = min(max(number, low), high, num_source_frames)
     else:
         number = min(max(num_source_frames, low), high)
-    positions: IntArray = np.linspace(0, num_source_frames - 1, number).round().astype(np.int64)
-    return positions
+    return np.linspace(0, num_source_frames - 1, number).round().astype(np.int64)
 
 
 def llava_onevision_frames(
