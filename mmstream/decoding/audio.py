@@ -69,13 +69,6 @@ class AudioLimits(NamedTuple):
     held_s: float = 0.0
     """Length of the results of the sample's earlier files."""
 
-    @classmethod
-    def start(
-        cls, max_duration_s: float = MAX_DURATION_S, timeout_s: float | None = TIMEOUT_S
-    ) -> AudioLimits:
-        """Return limits whose time starts now."""
-        return cls(max_duration_s, Deadline.start(timeout_s))
-
     def check_duration(self, duration_s: float) -> None:
         """Refuse a result that is too long.
 
@@ -316,7 +309,7 @@ class AudioDecoder:
 
     def start_limits(self) -> AudioLimits:
         """Return the limits of decoding the audio of one sample. Their time starts now."""
-        return AudioLimits.start(self.max_duration_s, self.timeout_s)
+        return AudioLimits(self.max_duration_s, Deadline.start(self.timeout_s))
 
     def _check_bytes(self, data: EncodedMedia) -> None:
         if len(data) > self.max_bytes:
