@@ -8,7 +8,6 @@ result.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,7 +24,7 @@ from mmstream.dataset.source import (
     read_sample,
     refs_of,
 )
-from mmstream.display.contents import messages_of, row_json, spread, text_of
+from mmstream.display.contents import messages_of, parts_of, row_json, spread, text_of
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
 from mmstream.media.fields import (
     MAX_TEXT_BYTES,
@@ -280,7 +279,10 @@ def _measure(
             except DecodeError as error:
                 return SampleError(f"{address}.{escaped(name)}: {error}")
         messages = messages_of(sample)
-        plain_text = " ".join(_texts(messages)) if messages else str(text_of(sample))
+        texts = [part.get("text") for turn in messages for part in parts_of(turn)]
+        if not messages:
+            texts = [str(text_of(sample))]
+        plain_text = " ".join(text for text in texts if isinstance(text, str))
         counts: dict[str, int] = {"images": len(image_fields(sample)), "turns": len(messages)}
         values |= {name: [float(count)] for name, count in counts.items() if count}
         if plain_text or "txt" in sample:
@@ -353,17 +355,6 @@ def _image_shape(data: bytes) -> tuple[int, int]:
     limits = Limits.start()
     height, width = header_shape(data, limits) or decode_whole(data, limits).shape[:2]
     return height, width
-
-
-def _texts(messages: Sequence[Any]) -> Iterator[str]:
-    """Yield the texts of a conversation."""
-    for turn in messages:
-        content = turn.get("content", "")
-        if isinstance(content, str):
-            yield content
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                yield part["text"]
 
 
 def _class_of(sample: Sample) -> str | None:
