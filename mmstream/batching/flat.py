@@ -576,9 +576,7 @@ def _other_fields(
     documents: list[Sample] = []
     before = -1
     for owner in owners.tolist():
-        fields = dict(samples[owner])
-        for name in _TOKEN_FIELDS:
-            fields.pop(name, None)
+        fields = {n: value for n, value in samples[owner].items() if n not in _TOKEN_FIELDS}
         if owner == before:
             fields = {n: value for n, value in fields.items() if not _belongs_to(n, left_out)}
         documents.append(fields)

@@ -273,16 +273,14 @@ def count_samples(
     stats.num_samples += sum(
         is_valid or number in bad_numbers for number, is_valid in enumerate(valid)
     )
-    num_logged = stats.num_bad
-    stats.num_bad += len(bad)
     stats.num_skipped += sum(record.kind == FILTERED for record in records)
     stats.bad.update(record.kind for record in records)
     for number, record in zip(numbers, records, strict=True):
         if record.kind in NOT_BAD:
             continue
-        num_logged += 1
+        stats.num_bad += 1
         logger.log(
-            logging.WARNING if num_logged <= MAX_WARNINGS else logging.DEBUG,
+            logging.WARNING if stats.num_bad <= MAX_WARNINGS else logging.DEBUG,
             "%s: %s (epoch %d step %d row %d%s)",
             record.kind,
             record.reason,

@@ -746,11 +746,8 @@ def decoded_medium(decoder: object) -> str | None:
 
 def _checked_names(key: object) -> tuple[str, ...]:
     """Return the files of a key: "jpg;png" names two. The first names the result."""
-    names = tuple(key.split(";")) if isinstance(key, str) else ()
-    for name in names:
-        if not name or name != name.lower() or name.startswith((".", "__")) or name != name.strip():
-            names = ()
-    if not names:
+    names = tuple(key.split(";")) if isinstance(key, str) else ("",)
+    if any(n != n.strip().lower() or not n or n.startswith((".", "__")) for n in names):
         raise ConfigError(
             f"Decode: {escaped(repr(key))} is not a name of a field: write it as the sample does, "
             'in lower case and without a dot before it: "jpg", "mask.png", or "jpg;png" for either'

@@ -311,15 +311,11 @@ class LlavaOnevision(LlavaNext):
             return TokenCount(number, setting)
         max_tiles = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
         length = partial(_shrunk_patches, patch_size=patch, max_tiles=max_tiles)
-        number = 0
-        for num_tiles, (height, width) in zip(
-            medium.tiles_per_picture.tolist(), medium.sizes.tolist(), strict=True
-        ):
-            picture = (height, width)
-            is_cut = num_tiles > 1
-            number += length(
-                _tiled(picture, side, config) if is_cut else ImageShape(side, side, picture)
-            )
+        counts, pictures = medium.tiles_per_picture.tolist(), map(tuple, medium.sizes.tolist())
+        number = sum(
+            length(_tiled(picture, side, config) if count > 1 else ImageShape(side, side, picture))
+            for count, picture in zip(counts, pictures, strict=True)
+        )
         name = "mm.families.llava.onevision_image_length"
         return TokenCount(number, f"{name}(patch_size={patch}, max_tiles={max_tiles})")
 

@@ -47,9 +47,8 @@ class Whisper(Family):
         import torch
 
         features = media.get("audio")
-        counts = [0] * len(batch["input_ids"])
-        for row in features.rows.tolist() if isinstance(features, Features) else ():
-            counts[row] += 1
+        rows = features.rows.tolist() if isinstance(features, Features) else []
+        counts = [rows.count(row) for row in range(len(batch["input_ids"]))]
         require_one_each(batch, counts, "whisper", "audio")
         assert isinstance(features, Features)  # each row has one
         ids, labels = batch["input_ids"], batch.get("labels")

@@ -580,13 +580,9 @@ class PixtralTile(TileRule):
 
     def views(self, picture: Shape, side: int) -> list[View]:
         """Return one view, of the whole picture."""
-        ratio = max(extent / side for extent in picture)
-        if ratio > 1:
-            picture_height, picture_width = (math.floor(extent / ratio) for extent in picture)
-        else:
-            picture_height, picture_width = picture
+        ratio = max(1.0, *(extent / side for extent in picture))
         multiple = self.multiple_of
-        height, width = ((extent - 1) // multiple + 1 for extent in (picture_height, picture_width))
+        height, width = ((math.floor(extent / ratio) - 1) // multiple + 1 for extent in picture)
         return [whole_view(picture, (height * multiple, width * multiple))]
 
 
