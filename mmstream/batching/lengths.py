@@ -68,6 +68,7 @@ from mmstream.progress import Progress
 from mmstream.ranks import resolve_world
 from mmstream.reading.fetcher import FixedDraws
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
+from mmstream.settings import refuse_broken
 from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
 
 logger = logging.getLogger(__name__)
@@ -473,16 +474,18 @@ def find_plan(
             address if "/" in address else plan_folder(dataset.index_store.url, address)
         )
     name = plan.url or "the plan"
-    if plan.settings.max_tokens != pack.max_tokens:
-        raise ConfigError(
+    refuse_broken(
+        (
+            plan.settings.max_tokens != pack.max_tokens,
             f"mm.Pack({pack.max_tokens}): {name} has packs of {plan.settings.max_tokens} tokens: "
-            "give another plan, or its max_tokens"
-        )
-    if pack.limits not in (None, plan.settings):
-        raise ConfigError(
+            "give another plan, or its max_tokens",
+        ),
+        (
+            pack.limits not in (None, plan.settings),
             f"mm.Pack(limits=): {name} has other limits: give another plan, or leave out one of "
-            "the two"
-        )
+            "the two",
+        ),
+    )
     require_plan_of(dataset, plan)
     if counter is not None and not isinstance(pack.plan, PackPlan):
         _require_lengths(counter, plan)

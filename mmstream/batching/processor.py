@@ -279,16 +279,18 @@ class ProcessorCollate:
     def _text_decoder(self) -> ProcessorText:
         processor = self.processor
         tokenizer = getattr(processor, "tokenizer", None)
-        if tokenizer is None:
-            raise ConfigError(
+        refuse_broken(
+            (
+                tokenizer is None,
                 f"processor_collate: {self.name} has no tokenizer: pass text=False for its media "
-                "alone, or a whole processor, AutoProcessor.from_pretrained(name)"
-            )
-        if "text" not in _parameters(processor) and not _is_open(processor):
-            raise ConfigError(
+                "alone, or a whole processor, AutoProcessor.from_pretrained(name)",
+            ),
+            (
+                "text" not in _parameters(processor) and not _is_open(processor),
                 f"processor_collate: {self.name} takes no text: pass text=False, and make labels "
-                "of a text in Pipeline(transforms=)"
-            )
+                "of a text in Pipeline(transforms=)",
+            ),
+        )
         template = getattr(processor, "chat_template", None)
         if template is not None:
             tokenizer = copy(tokenizer)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from mmstream.batching.valid import has_token_labels, is_flat
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
-from mmstream.settings import NonNegativeInt, PositiveInt, checked
+from mmstream.settings import NonNegativeInt, PositiveInt, checked, refuse_broken
 from mmstream.storage.transfers import TransferCounts
 from mmstream.types import IGNORED_LABEL, Batch, IntArray, SampleRef
 
@@ -72,19 +72,25 @@ def split_rows(
         >>> [micro_batch["input_ids"].tolist() for micro_batch in split_rows(batch, 2)]
         [[0, 1], [2, 3, 4]]
     """
-    if "__valid__" not in batch:
-        raise ConfigError("split_rows: the batch has no __valid__: pass a batch of a loader")
-    if "sequence_index" in batch:
-        raise ConfigError(
-            "split_rows: the batch is a part of mm.cut_sequence: split first, then cut"
-        )
-    if num_parts is None and max_tokens is None:
-        raise ConfigError("split_rows: give num_parts, or max_tokens= for batches of documents")
+    refuse_broken(
+        (
+            "__valid__" not in batch,
+            "split_rows: the batch has no __valid__: pass a batch of a loader",
+        ),
+        (
+            "sequence_index" in batch,
+            "split_rows: the batch is a part of mm.cut_sequence: split first, then cut",
+        ),
+        (
+            num_parts is None and max_tokens is None,
+            "split_rows: give num_parts, or max_tokens= for batches of documents",
+        ),
+        (
+            max_tokens is not None and not is_flat(batch),
+            "split_rows: max_tokens= is for batches of mm.Flat or mm.Pack; give num_parts",
+        ),
+    )
     if max_tokens is not None:
-        if not is_flat(batch):
-            raise ConfigError(
-                "split_rows: max_tokens= is for batches of mm.Flat or mm.Pack; give num_parts"
-            )
         return _split(batch, cuts_by_tokens(batch, max_tokens, num_parts))
     assert num_parts is not None
     repeat = int(batch["__repeat__"].max()) + 1 if "__repeat__" in batch else 1

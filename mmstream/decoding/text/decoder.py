@@ -47,7 +47,7 @@ from mmstream.decoding.text.placeholders import (
     make_placeholders,
     media_parts,
 )
-from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
+from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.media.fields import (
     FIELDS_OF,
     MAX_TEXT_BYTES,
@@ -57,7 +57,7 @@ from mmstream.media.fields import (
     field_names,
     value_at,
 )
-from mmstream.settings import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked, refuse_broken
 from mmstream.types import IGNORED_LABEL
 
 Tokens: TypeAlias = dict[str, Any]
@@ -222,11 +222,17 @@ class TextDecoder:
 
     def __post_init__(self) -> None:
         _check_use(self)
-        if self.append_eos and self.tokenizer.eos_token_id is None:
-            raise ConfigError("append_eos=True: the tokenizer has no eos_token; set it first")
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        if self.field == "json" and not has_template:
-            raise ConfigError('field="json": the tokenizer has no chat template')
+        refuse_broken(
+            (
+                self.append_eos and self.tokenizer.eos_token_id is None,
+                "append_eos=True: the tokenizer has no eos_token; set it first",
+            ),
+            (
+                self.field == "json" and not has_template,
+                'field="json": the tokenizer has no chat template',
+            ),
+        )
         core = own_core(self.tokenizer)
         placeholders = make_placeholders(core, self._lengths, self.max_length)
         tokens = {kind: token for kind, (token, _) in self._lengths.items()}
@@ -663,23 +669,27 @@ def _no_weights(text: DecodedText) -> NDArray[np.float32]:
 
 def _check_use(decoder: TextDecoder) -> None:
     """Refuse a subclass, a tokenizer, a source of text or a date that cannot work."""
-    if type(decoder).__call__ is not TextDecoder.__call__:
-        raise ConfigError(
+    advice = "pass what AutoTokenizer.from_pretrained(name) returns"
+    if hasattr(decoder.tokenizer, "tokenizer"):
+        advice = "pass processor.tokenizer"
+    refuse_broken(
+        (
+            type(decoder).__call__ is not TextDecoder.__call__,
             f"{type(decoder).__name__} overrides TextDecoder.__call__, which a pipeline does not "
             "call: it tokenizes a step at once. For another text pass "
             "mm.TextDecoder(tokenizer, field=function), a function from the sample to its text "
-            "or messages. To change the tokens, use Pipeline(transforms=(function,))"
-        )
-    if not getattr(decoder.tokenizer, "is_fast", False):
-        name = type(decoder.tokenizer).__name__
-        advice = "pass what AutoTokenizer.from_pretrained(name) returns"
-        if hasattr(decoder.tokenizer, "tokenizer"):
-            advice = "pass processor.tokenizer"
-        raise ConfigError(
-            f"tokenizer: {name} is not a fast tokenizer (it has no offsets); {advice}"
-        )
-    if decoder.today is not None and type(decoder.today) is not datetime.date:
-        raise ConfigError(f"today={decoder.today!r}: give a datetime.date, without a time")
+            "or messages. To change the tokens, use Pipeline(transforms=(function,))",
+        ),
+        (
+            not getattr(decoder.tokenizer, "is_fast", False),
+            f"tokenizer: {type(decoder.tokenizer).__name__} is not a fast tokenizer (it has no "
+            f"offsets); {advice}",
+        ),
+        (
+            decoder.today is not None and type(decoder.today) is not datetime.date,
+            f"today={decoder.today!r}: give a datetime.date, without a time",
+        ),
+    )
 
 
 def _with_media(
