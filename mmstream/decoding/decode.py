@@ -529,15 +529,17 @@ def _check_times(table: FieldTable) -> None:
 def _check_lengths(text: TextDecoder, table: FieldTable, media: Collection[str]) -> None:
     """Refuse a text that counts media which nothing decodes for it."""
     for kind in sorted(text.counted_media - set(media)):
-        if kind in text.needs_shapes:
-            raise ConfigError(
-                f"{kind}_length is a function of the {kind}: give Decode({kind}=) too"
-            )
-        if table.decoders(kind):
-            raise ConfigError(
+        refuse_broken(
+            (
+                kind in text.needs_shapes,
+                f"{kind}_length is a function of the {kind}: give Decode({kind}=) too",
+            ),
+            (
+                table.decoders(kind),
                 f"{kind}_length counts the files of Decode({kind}=...): give the {kind} that "
-                f"belongs to the text as {kind}=, not by field"
-            )
+                f"belongs to the text as {kind}=, not by field",
+            ),
+        )
 
 
 def _shown(value: object) -> str:
@@ -763,17 +765,18 @@ def _leaders(
     """Return the first picture of each other name's group."""
     leaders: dict[str, str] = {}
     grouped: set[str] = set()
+    names = ", ".join(map(repr, [*decoders, *coordinates])) or "none"
     for group in _groups(same_geometry):
         first = group[0]
         for name in group:
-            if name not in decoders and name not in coordinates:
-                names = ", ".join(map(repr, [*decoders, *coordinates])) or "none"
-                raise ConfigError(
+            refuse_broken(
+                (
+                    name not in decoders and name not in coordinates,
                     f"same_geometry: {name!r} is not a picture, boxes or points of this Decode, "
-                    f"which has {names}"
-                )
-            if name in grouped:
-                raise ConfigError(f"same_geometry: {name!r} is named twice")
+                    f"which has {names}",
+                ),
+                (name in grouped, f"same_geometry: {name!r} is named twice"),
+            )
             grouped.add(name)
         if first not in decoders:
             raise ConfigError(f"same_geometry: name a picture first, not {first!r}")
