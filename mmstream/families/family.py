@@ -174,6 +174,11 @@ class Blank(NamedTuple):
     tokens: list[int]
     medium: Medium
 
+    @classmethod
+    def picture(cls, config: Any, num_tokens: int, height: int, width: int) -> Blank:
+        """Return a picture of this size in pixels, which takes so many tokens."""
+        return cls([config.image_token_id] * num_tokens, Pictures.blank(1, 3, height, width))
+
 
 # -- the families ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from mmstream.decoding.image.geometry import PanAndScanTiles as PanAndScanTiles
 from mmstream.decoding.media_shapes import MediaText
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.errors import ConfigError
-from mmstream.families.family import Blank, Family, Inputs, Medium, Pictures, Tensor, TokenCount
+from mmstream.families.family import Blank, Family, Inputs, Medium, Tensor, TokenCount
 from mmstream.families.llava import Llava
 from mmstream.settings import PositiveInt, checked
 from mmstream.types import IGNORED_LABEL
@@ -100,8 +100,7 @@ class Gemma3(Llava):
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of the tower's size."""
         side = config.vision_config.image_size
-        tokens = [config.image_token_id] * config.mm_tokens_per_image
-        return Blank(tokens, Pictures.blank(1, 3, side, side))
+        return Blank.picture(config, config.mm_tokens_per_image, side, side)
 
 
 @dataclass(frozen=True)

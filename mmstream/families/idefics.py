@@ -133,7 +133,7 @@ class Idefics3(Family):
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of one token."""
         side = side_of(config.vision_config.patch_size) * config.scale_factor
-        return Blank([config.image_token_id], Pictures.blank(1, 3, side, side))
+        return Blank.picture(config, 1, side, side)
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,7 @@ class Idefics2(Idefics3):
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of one patch."""
         patch = side_of(config.vision_config.patch_size)
-        tokens = [config.image_token_id] * config.perceiver_config.resampler_n_latents
-        return Blank(tokens, Pictures.blank(1, 3, patch, patch))
+        return Blank.picture(config, config.perceiver_config.resampler_n_latents, patch, patch)
 
 
 @dataclass(frozen=True)

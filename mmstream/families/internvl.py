@@ -60,8 +60,7 @@ class InternVL(Family):
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of one tile."""
         side = side_of(config.vision_config.image_size)
-        tokens = [config.image_token_id] * _tile_length(config, side, side)
-        return Blank(tokens, Pictures.blank(1, 3, side, side))
+        return Blank.picture(config, _tile_length(config, side, side), side, side)
 
 
 def _tile_length(config: Any, height: int, width: int) -> int:

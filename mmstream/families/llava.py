@@ -193,8 +193,7 @@ class Llava(Family):
         if _is_pixtral(config):
             return _PIXTRAL.blank(kind, config)
         side = side_of(config.vision_config.image_size)
-        tokens = [config.image_token_id] * _tokens_of_picture(config)
-        return Blank(tokens, Pictures.blank(1, 3, side, side))
+        return Blank.picture(config, _tokens_of_picture(config), side, side)
 
 
 _PIXTRAL = Mistral3()

@@ -98,7 +98,7 @@ class Mistral3(Family):
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of two tokens. transformers' Mistral 3 fails on one of one token."""
         side = _side(config)
-        return Blank([config.image_token_id] * 2, Pictures.blank(1, 3, side, 2 * side))
+        return Blank.picture(config, 2, side, 2 * side)
 
 
 def _side(config: Any) -> int:

@@ -599,7 +599,7 @@ class QwenVL(Mrope):
     def blank(self, kind: str, config: Any) -> Blank | None:
         """Return a picture of one token."""
         side = config.vision_config.patch_size * config.vision_config.spatial_merge_size
-        return Blank([config.image_token_id], Pictures.blank(1, 3, side, side))
+        return Blank.picture(config, 1, side, side)
 
 
 def patch_lines(

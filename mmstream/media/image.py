@@ -43,7 +43,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -215,10 +215,6 @@ class Segment(NamedTuple):
     """Its content, without marker and length."""
 
 
-Header: TypeAlias = tuple[list[Segment], int]
-"""What `read_header` returns."""
-
-
 class JpegHeader(NamedTuple):
     """What stands before the picture data of a JPEG."""
 
@@ -239,26 +235,25 @@ class JpegHeader(NamedTuple):
         return self.stored[::-1] if self.orientation in SIDEWAYS else self.stored
 
 
-def jpeg_header(data: bytes | memoryview) -> JpegHeader:
-    """Read the header of a JPEG, without judging the file.
+def _header_of(data: bytes | memoryview, segments: list[Segment], start: int) -> JpegHeader:
+    """Return the header of a JPEG whose segments `read_header` has listed, within limits.
 
     Raises:
-        DecodeError: The header exceeds a limit.
         ValueError: libjpeg refuses the header. The file may still decode after `tidy`.
     """
-    return _header_of(data, *read_header(data))  # `read_header` comes first: it has limits
-
-
-def _header_of(data: bytes | memoryview, segments: list[Segment], start: int) -> JpegHeader:
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     is_cmyk = colorspace in ("CMYK", "YCCK")
     return JpegHeader(segments, start, (height, width), is_cmyk, orientation_of(segments))
 
 
 def readable_header(data: bytes | memoryview) -> JpegHeader | None:
-    """Read the header of a JPEG as `jpeg_header` does. None where libjpeg refuses it."""
+    """Read the header of a JPEG, without judging the file. None where libjpeg refuses it.
+
+    Raises:
+        DecodeError: The header exceeds a limit.
+    """
     try:
-        return jpeg_header(data)
+        return _header_of(data, *read_header(data))
     except ValueError:
         return None
 
@@ -268,14 +263,14 @@ def check_jpeg(data: bytes | memoryview, header: JpegHeader, factor: int, limits
 
     Args:
         data: The file.
-        header: What `jpeg_header` returns for it.
+        header: What `readable_header` returns for it.
         factor: How many times smaller it will be decoded: 1, 2, 4 or 8.
         limits: Limits on pixels, scans and memory.
 
     Raises:
         DecodeError: Names the limit.
     """
-    check_scans(data, (header.segments, header.start), limits.max_pixels)
+    check_scans(data, header.segments, header.start, limits.max_pixels)
     _check_size(header, factor, limits)
 
 
@@ -302,7 +297,7 @@ def decode_jpeg(
     """
     try:
         if header is None:
-            header = jpeg_header(data)
+            header = _header_of(data, *read_header(data))
             check_jpeg(data, header, factor, limits)
         image, used = _decode_strictly(data, header, factor)
     except ValueError as error:
@@ -316,8 +311,8 @@ def _decode_tidied(
 ) -> tuple[NDArray[np.uint8], int]:
     """Decode what libjpeg has refused for the error `first`, without what cannot change pixels."""
     segments, start = read_header(data)
-    check_scans(data, (segments, start), limits.max_pixels)
-    tidied = tidy(data, (segments, start))
+    check_scans(data, segments, start, limits.max_pixels)
+    tidied = tidy(data, segments, start)
     try:
         header = _header_of(tidied, segments, start)
         _check_size(header, factor, limits)
@@ -353,7 +348,7 @@ def _decode_strictly(
     return image, factor
 
 
-def read_header(data: bytes | memoryview) -> Header:
+def read_header(data: bytes | memoryview) -> tuple[list[Segment], int]:
     """List a JPEG's header segments, skipping junk between them as libjpeg does.
 
     Args:
@@ -399,20 +394,22 @@ def _next_marker(data: bytes | memoryview, position: int) -> int:
     return len(data)
 
 
-def check_scans(data: bytes | memoryview, header: Header, max_pixels: int) -> None:
+def check_scans(
+    data: bytes | memoryview, segments: list[Segment], start: int, max_pixels: int
+) -> None:
     """Refuse a JPEG with more scans than its size allows.
 
     A scan of a progressive file can be a few bytes that cost a pass over the whole picture.
 
     Args:
         data: The file.
-        header: What `read_header` returns for it.
+        segments: What `read_header` returns for it.
+        start: The same.
         max_pixels: `SCANS_OF_LARGEST` times it is the limit on scans x height x width.
 
     Raises:
         DecodeError: Names the limit.
     """
-    segments, start = header
     frame = _frame_of(segments)
     if frame is None or not _has_many_scans(segments):
         return
@@ -493,18 +490,18 @@ def _check_size(header: JpegHeader, factor: int, limits: Limits) -> None:
     limits.check_memory(max(result + coefficients, turned), height, width)
 
 
-def tidy(data: bytes, header: Header) -> bytes:
+def tidy(data: bytes, segments: list[Segment], start: int) -> bytes:
     """Rewrite a JPEG without metadata, junk and zero padding, which cannot change its pixels.
 
     Args:
         data: A JPEG file, possibly damaged.
-        header: What `read_header` returns for it.
+        segments: What `read_header` returns for it.
+        start: The same.
 
     Returns:
         A file with the same tables, frame, scans and colour conversion. The same bytes when there
         is not picture data.
     """
-    segments, start = header
     if start == len(data):
         return data
     frame = _frame_of(segments)
