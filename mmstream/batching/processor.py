@@ -278,7 +278,7 @@ class ProcessorCollate:
 
     def _text_decoder(self) -> ProcessorText:
         processor = self.processor
-        tokenizer = getattr(processor, "tokenizer", None)
+        tokenizer: Any = getattr(processor, "tokenizer", None)
         refuse_broken(
             (
                 tokenizer is None,

@@ -291,8 +291,7 @@ class VideoDecoder:
             ConfigError: ``out`` cannot hold the result, or ``rng`` is missing. Or the decoder has
                 another span.
         """
-        row = row_of_span(span, self.span)
-        return self.decode(data, out=out, row=row, rng=rng).pixels
+        return self.decode(data, out=out, row=row_of_span(span, self.span), rng=rng).pixels
 
     def plan(
         self,
