@@ -125,6 +125,11 @@ class DecodedAudio(NamedTuple):
     plan: AudioPlan
     """Which samples of the file they are made of."""
 
+    @property
+    def num_samples(self) -> int:
+        """Samples per channel of the result."""
+        return self.plan.shape.num_samples
+
 
 @checked({"features": "give mm.families.whisper.WhisperFeatures(...)"}, own=("span",))
 @dataclass(frozen=True, kw_only=True)

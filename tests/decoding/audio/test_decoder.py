@@ -293,7 +293,7 @@ def test_the_recordings_of_a_sample_share_its_limits() -> None:
     data = audio_file("wav", seconds=2.0)
     limits = decoder.start_limits()
     first = decoder.decode(data, limits=limits)
-    limits = limits.holding(first.plan.shape.num_samples / 16_000)
+    limits = limits.holding(first.num_samples / 16_000)
     with pytest.raises(
         mm.errors.DecodeError, match=r"audio of 2.0 s after 2.0 s of the sample's other"
     ):
@@ -370,7 +370,7 @@ def test_the_span_of_the_settings_is_the_same_for_every_row() -> None:
     half = mm.AudioDecoder(span=(0.5, 1.0)).decode(data, row=row)
     np.testing.assert_array_equal(half.samples, SPEECH(data)[8000:16_000])
     whole = mm.AudioDecoder(span=None).decode(data, row=row)
-    assert whole.plan.shape.num_samples == 48_000
+    assert whole.num_samples == 48_000
 
 
 def test_a_span_behind_the_end_of_the_recording_is_a_bad_sample() -> None:
@@ -396,7 +396,7 @@ def test_a_random_crop_is_the_same_for_the_same_draw_and_lies_in_the_span() -> N
         again = decoder.plan(data, row, np.random.default_rng(seed))
         assert again == result.plan
         np.testing.assert_array_equal(decoder.decode(data, again).samples, result.samples)
-        assert result.plan.shape.num_samples == 8000
+        assert result.num_samples == 8000
         assert 16_000 <= result.plan.start <= 24_000
         starts.add(result.plan.start)
         np.testing.assert_array_equal(
@@ -404,7 +404,7 @@ def test_a_random_crop_is_the_same_for_the_same_draw_and_lies_in_the_span() -> N
         )
     assert len(starts) > 10
     short = decoder.decode(data, row={"end_s": 0.25}, rng=np.random.default_rng(0))
-    assert short.plan.shape.num_samples == 4000
+    assert short.num_samples == 4000
     with pytest.raises(mm.ConfigError, match="rng: a random crop needs"):
         decoder(data)
 
