@@ -36,7 +36,7 @@ from mmstream.batching.valid import (
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import datasets_of
-from mmstream.decoding.audio.decoder import AudioDecoder
+from mmstream.decoding.audio import AudioDecoder
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
