@@ -48,7 +48,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from mmstream.converting.append import KnownRows, known_rows, plan_append, require_appendable
 from mmstream.converting.duplicates import (
     DUPLICATES_NAME,
     KINDS,
@@ -65,13 +64,17 @@ from mmstream.converting.plan import (
     APPENDED,
     RETRIED_SHARDS,
     Append,
+    KnownRows,
     appends_of,
+    known_rows,
     next_round,
     num_all_shards,
     num_own_shards,
     num_rows_of,
     num_shards,
+    plan_append,
     plan_of,
+    require_appendable,
     rounds,
     select,
     shard_name,

@@ -26,31 +26,48 @@ round: the rows that the round before rejected, in their order, cut into shards 
 manifest's ``retried_shards`` gives the number of shards of each retry. Nothing else is stored: the
 rejects of a round's shards (``reports/``) never change, so they name the rows of the next round.
 
-Rows of other files may be appended later (see `append.py`). Their shards come after all of these.
-
 Example: 10 rows in shards of 4 are shards 0 to 2. Rows 1, 5 and 8 were rejected. The first retry
 writes shard 3 with these rows. If row 5 is rejected again, the second retry writes it to shard 4.
 
 The dataset stays open for readers meanwhile. The new manifest is the only commit: a killed retry
 leaves files that the next one takes over.
+
+Rows that are added to a finished dataset: `Rerun.append`.
+
+    rows -> APPEND: which of them the dataset has -> extra shards after the last one -> manifest
+
+A row that the dataset has already becomes a reject. It is known by its key, where the rows are
+samples with keys of their own; else by its id; or by its number, where these very rows were
+converted before. The sidecars tell which keys and ids are there. Of erased samples, the list of
+what was taken down has digests of them.
+
+A shard ends with its R-th new row. With R = 2, the rows N K N K N, of which K are known, make the
+shards (N K N K) and (N). So shards are full, also where most rows of an export were converted
+before.
+
+The dataset stays open here, too. The reports of the new shards have a digest of the append: the
+same command takes over what a killed one left, any other one rewrites these shards.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from mmstream.converting.draft import MediaRef, RowError
 from mmstream.converting.duplicates import Hashes, equal_to_first, read_contents
@@ -64,13 +81,19 @@ from mmstream.converting.options import Options
 from mmstream.converting.report import REPORTS, rejects_name, rejects_of
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.sidecar import content_hash
-from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.errors import ConfigError, ManifestError
+from mmstream.converting.shard import row_key
+from mmstream.converting.sidecar import content_hash, id_of
+from mmstream.dataset.columns import read_rows
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.files import json_lines
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.removed import erased_keys, located, read_takedowns
+from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.order.permute import permutation
+from mmstream.settings import refuse_broken
 from mmstream.storage import Store, open_store
 from mmstream.storage.store import map_requests
-from mmstream.types import IntArray
+from mmstream.types import IntArray, SampleRef
 
 logger = logging.getLogger(__name__)
 
@@ -185,9 +208,6 @@ def num_shards(plan: Mapping[str, Any]) -> int:
 NAME_BYTES = 16
 """Bytes of the hash of a medium, or of what else a row is known by."""
 
-ROWS_AT_ONCE = 1 << 20
-"""Rows that are selected together. A row group of Parquet starts again for each selection."""
-
 NUM_DEVIATIONS = 3
 """Standard deviations of a split of single rows. Groups move where a split is further off."""
 
@@ -292,14 +312,13 @@ def _media_of_rows(rows: RowSource, options: Options, access: MediaAccess) -> It
     if isinstance(rows, SampleSource):
         yield from _media_of_samples(rows)
         return
-    for start in range(0, rows.num_rows, ROWS_AT_ONCE):
-        for row in rows.select(range(start, min(rows.num_rows, start + ROWS_AT_ONCE))).read():
-            try:
-                draft = options.format.draft(row.value, row.file)
-            except RowError:  # it will be a reject
-                yield b""
-            else:
-                yield b"".join(_hash_of(f, access) for f in draft.files if not f.frames)
+    for row in rows.read():
+        try:
+            draft = options.format.draft(row.value, row.file)
+        except RowError:  # it will be a reject
+            yield b""
+        else:
+            yield b"".join(_hash_of(f, access) for f in draft.files if not f.frames)
 
 
 def _media_of_samples(rows: SampleSource) -> Iterator[bytes]:
@@ -372,7 +391,7 @@ def rounds(store: Store, source: Mapping[str, Any]) -> Iterator[dict[str, IntArr
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Rows that were added to a finished dataset, or are added now (see `append.py`).
+    """Rows that were added to a finished dataset, or are added now.
 
     Example: 12 rows were appended to 40 in shards 0 to 4, as shards 5 and 6 of 8 rows. Then
     `first_row` is 40, so row 0 has the key ``000000041``; `first_shard` is 5, `starts` is [0, 8].
@@ -470,3 +489,224 @@ def _rejected_rows(store: Store, shards: range, source: Mapping[str, Any]) -> In
             f"{store.url_of(REPORTS)}: names rows that the plan does not have; {_CURE}"
         )
     return np.array(rows, np.int64)
+
+
+# -- rows that are appended ------------------------------------------------------------------------
+
+MAX_ROWS_PER_SAMPLE = 100
+"""Most rows of a shard, times `samples_per_shard`: a worker has the reason of each known one."""
+
+_OWN_TAR = re.compile(r"shard-\d{6,}\.tar")
+_IS_THERE = "is in the dataset already, by its {}"
+_TAKEN_DOWN = "was taken down from the dataset ({}), by its {}"
+
+
+def require_appendable(store: Store, plan: Mapping[str, Any]) -> Manifest:
+    """Return the manifest of a dataset to which rows can be appended.
+
+    Raises:
+        ConfigError: No conversion finished there, or tars of others lie beside its shards.
+        ManifestError: The manifest is damaged.
+    """
+    names = store.list()
+    manifest = Manifest.read(store) if MANIFEST_NAME in names else Manifest(())
+    shards = {shard.name for shard in manifest.shards}
+    foreign = [
+        name
+        for name in names
+        if name.endswith(".tar") and name not in shards and not _OWN_TAR.fullmatch(name)
+    ]
+    refuse_broken(
+        (
+            MARKER_NAME in names,
+            f"{store.url}: an unfinished conversion: complete it, then append",
+        ),
+        (
+            MANIFEST_NAME not in names,
+            f"{store.url}: holds no finished dataset to append to; first convert without "
+            "append=True; where it was written in splits, give the same splits",
+        ),
+        (
+            "rows_total" not in manifest.source,
+            f"{store.url}: no conversion wrote this dataset, so nothing can be appended; convert "
+            "the rows into a folder of their own, and train on a mixture of both",
+        ),
+        (
+            foreign,
+            f"{store.url}: holds {escaped(''.join(foreign[:1]))}, which is not of this dataset: "
+            "move it away, then append",
+        ),
+        (
+            not manifest.source.get("sidecar"),
+            f"{store.url}: has no sidecars, which tell what rows it has already: convert all rows "
+            "again",
+        ),
+        (
+            plan.get("split_by_media"),
+            f"{store.url}: split_by_media: a new row may connect rows of two splits, which cannot "
+            "move any more; convert all rows again",
+        ),
+    )
+    return manifest
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """Which rows a dataset has already."""
+
+    codes: npt.NDArray[np.uint16]
+    """uint16 [rows of the source]: 0 for a new row, else 1 more than the position of its reason."""
+    reasons: tuple[str, ...]
+
+    def refused(self, rows: IntArray | range, first_row: int) -> dict[str, str]:
+        """Return {key: reason} of the known ones of some rows. Arguments as of `Append`."""
+        numbers = np.asarray(rows, np.int64)
+        numbers = numbers[self.codes[numbers] > 0]
+        known = zip(numbers.tolist(), self.codes[numbers].tolist(), strict=True)
+        return {row_key(first_row + row): self.reasons[code - 1] for row, code in known}
+
+
+def known_rows(store: Store, manifest: Manifest, source: RowSource) -> KnownRows:
+    """Return which rows a dataset has already, or had before they were taken down.
+
+    64 bits of a hash of each key and id are compared: among 10^6 new rows and 10^8 old ones, two
+    are taken for the same with a chance of 5e-6.
+
+    Raises:
+        ConfigError, ShardError: A sidecar is missing, damaged, or of another program.
+        StorageError: The storage failed after retries.
+    """
+    takedowns = located(read_takedowns(store), store, manifest)
+    dataset = Dataset(manifest, store, takedowns=takedowns)
+    shards = {info.name: shard for shard, info in enumerate(manifest.shards)}
+    codes, reasons = np.zeros(source.num_rows, np.uint16), dict[str, int]()
+
+    def code_of(ref: SampleRef, column: str) -> int:
+        why = dataset.removed.get(ref)
+        reason = _IS_THERE.format(column) if why is None else _TAKEN_DOWN.format(why, column)
+        return reasons.setdefault(reason, len(reasons) + 1)
+
+    for column, names in _names(manifest, source):
+        hashes, erased = np.zeros(source.num_rows, np.uint64), erased_keys(store, column)
+        for row, name in enumerate(names):
+            if name is not None:
+                hashes[row] = _hash(name)
+                for shard, index in erased(name):
+                    codes[row] = code_of((shards[shard], index), column)
+        refs = _places(dataset, column, hashes, is_whole=isinstance(source, SampleSource))
+        known = np.isin(hashes, np.fromiter(refs, np.uint64)) & (codes == 0)
+        for row in np.flatnonzero(known).tolist():
+            codes[row] = code_of(refs[int(hashes[row])], column)
+    return KnownRows(codes, tuple(reasons))
+
+
+def _names(
+    manifest: Manifest, source: RowSource
+) -> Iterator[tuple[Literal["key", "id"], Iterable[str | None]]]:
+    """Yield by what rows are known, a column of the sidecars, and its value for each row."""
+    if isinstance(source, SampleSource):
+        yield "key", (key.decode("utf-8", "replace") for key, _ in source.identities(None))
+        return
+    yield "id", _ids(source)
+    conversions = [(manifest.source["rows_sha256"], 0)]
+    conversions += [
+        (append.rows_sha256, append.first_row) for append in appends_of(manifest.source)
+    ]
+    for sha256, first_row in conversions:
+        if sha256 == source.sha256:
+            yield "key", map(row_key, range(first_row, first_row + source.num_rows))
+
+
+def _ids(source: RowSource) -> Iterator[str | None]:
+    num_without = 0
+    for row in source.read():
+        values = row.value if isinstance(row.value, dict) else {}
+        row_id = id_of({str(name).lower(): value for name, value in values.items()})
+        num_without += row_id is None
+        yield row_id
+    if num_without:
+        logger.warning(
+            "%s: %d of %d rows have no id; one of these that the dataset has already is known only "
+            "if all rows are those of an earlier call; `mmstream duplicates` finds equal samples",
+            source.name,
+            num_without,
+            source.num_rows,
+        )
+
+
+def _hash(name: str) -> int:
+    return xxh3_64_intdigest(name.encode("utf-8", "replace"))
+
+
+def _places(
+    dataset: Dataset, column: str, hashes: npt.NDArray[np.uint64], *, is_whole: bool
+) -> dict[int, SampleRef]:
+    """Return {hash: (shard, index)} of stored samples with one of these hashes.
+
+    Where several have it, one that was taken down is returned.
+
+    Args:
+        dataset: The dataset.
+        column: Of the sidecars: "key" or "id".
+        hashes: Of keys or ids; 0 for none.
+        is_whole: Keys count as they are; otherwise ``000000012-3`` is of the row ``000000012``.
+    """
+    wanted = np.unique(hashes[hashes > 0])
+
+    def in_shard(shard: int) -> list[tuple[int, SampleRef]]:
+        try:
+            table = read_rows(dataset, shard, [column])
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{error}, so it is not known which rows are there already: run the command again "
+                "that wrote the shard, which mends it; or `mmstream index --columns`"
+            ) from None
+        columns = (table[name].to_pylist() for name in (column, "index", "status"))
+        stored = [
+            (_hash(name if is_whole or column == "id" else name.partition("-")[0]), (shard, index))
+            for name, index, status in zip(*columns, strict=True)
+            if name is not None and index is not None and status != "erased"
+        ]
+        is_wanted = np.isin(np.array([name for name, _ in stored], np.uint64), wanted)
+        return [stored[number] for number in np.flatnonzero(is_wanted).tolist()]
+
+    places: dict[int, SampleRef] = {}
+    shards = range(dataset.num_shards) if wanted.size else ()
+    for of_shard in map_requests(dataset.store, in_shard, shards):
+        for name, ref in of_shard:
+            if name not in places or ref in dataset.removed:
+                places[name] = ref
+    return places
+
+
+def plan_append(
+    manifest: Manifest, plan: Mapping[str, Any], rows: IntArray | range, known: KnownRows
+) -> Append:
+    """Return the shards of an append. Where nothing is new, they hold the known rows alone.
+
+    Args:
+        manifest: Of the dataset as it is.
+        plan: Of the new rows.
+        rows: 0-based numbers of the new rows of this dataset, in the order of the shards.
+        known: Which of them it has already.
+    """
+    earlier = [append.rows_total for append in appends_of(manifest.source)]
+    numbers, per_shard = np.asarray(rows, np.int64), plan["samples_per_shard"]
+    ends = np.flatnonzero(known.codes[numbers] == 0)[per_shard::per_shard].tolist()
+    most_rows = MAX_ROWS_PER_SAMPLE * per_shard
+    append = Append(
+        rows=plan["rows"],
+        rows_sha256=plan["rows_sha256"],
+        rows_total=plan["rows_total"],
+        num_rows=plan["num_rows"],
+        first_row=manifest.source["rows_total"] + sum(earlier),
+        first_shard=num_all_shards(manifest.source),
+        starts=[
+            start
+            for first, last in pairwise([0, *ends, len(numbers)])
+            for start in range(first, last, most_rows)
+        ],
+    )
+    digest = hashlib.sha256(json_lines([plan, append, known.reasons]))
+    digest.update(numbers.tobytes() + known.codes.tobytes())
+    return msgspec.structs.replace(append, digest=digest.hexdigest()[:32])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.converting.append import MAX_ROWS_PER_SAMPLE, KnownRows, plan_append
+from mmstream.converting.plan import MAX_ROWS_PER_SAMPLE, KnownRows, plan_append
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.removed import take_down

@@ -103,6 +103,10 @@ class HeldRows(RowRange):
         return iter(self.rows)
 
 
+ROWS_AT_ONCE = 1 << 20
+"""Rows that are selected together. A row group of Parquet starts again for each selection."""
+
+
 class RowSource(ABC):
     """All rows of a conversion."""
 
@@ -125,6 +129,11 @@ class RowSource(ABC):
     @abstractmethod
     def select(self, rows: IntArray | range) -> RowRange:
         """Return rows by their 0-based indexes, in the given order."""
+
+    def read(self) -> Iterator[Row]:
+        """Yield all rows in order."""
+        for start in range(0, self.num_rows, ROWS_AT_ONCE):
+            yield from self.select(range(start, min(self.num_rows, start + ROWS_AT_ONCE))).read()
 
     @abstractmethod
     def identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
