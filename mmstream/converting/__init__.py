@@ -10,10 +10,10 @@
     formats/        3. one row -> a `Draft`, the same shape for every format
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media
-    shard.py        5. tar, index and report of one shard
+    shard.py        5. tar, index and report of one shard; several at a time: worker processes, or
+                       tasks of Ray
     sidecar.py      a Parquet file of what each shard holds; hashes of media, texts and pictures
     report.py       what the rows became, in numbers; the rows that became no sample
-    engines.py      several shards at a time: worker processes, or tasks of Ray; the progress bar
     duplicates.py   what a corpus holds twice, what two corpora share
     reshard.py      `mm.reshard`: rewrites a dataset in the order of its packs
 

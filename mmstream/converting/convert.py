@@ -34,7 +34,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mmstream.converting.engines import Engine, EngineName, engine_of, require_engine
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.options import (
     GROUPS,
@@ -80,7 +79,14 @@ from mmstream.converting.report import (
 from mmstream.converting.rows.open import Rows, file_names, input_urls, media_folder, open_rows
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.shard import ShardReport, files_of
+from mmstream.converting.shard import (
+    Engine,
+    EngineName,
+    ShardReport,
+    engine_of,
+    files_of,
+    require_engine,
+)
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.display.text import count_text

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmstream.converting import engines, shard
+from mmstream.converting import shard
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media import load as load_module
 from mmstream.converting.media.images import unwarned
@@ -30,7 +30,7 @@ SMALL = MediaOptions(max_image_side=20)
 
 @pytest.mark.slow
 def test_a_shard_that_two_cpus_check_has_the_same_bytes(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "num_cores", lambda: 2)  # also where there is one
+    monkeypatch.setattr(shard, "num_cores", lambda: 2)  # also where there is one
     run(corpus, tmp_path / "two", samples_per_shard=30, media=SMALL, num_workers=2)
     run(corpus, tmp_path / "one", samples_per_shard=30, media=SMALL)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
@@ -55,8 +55,8 @@ def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(corpus, tmp_
             yield running[0], function(running.pop(0))
 
     monkeypatch.setattr(load_module, "checked", noted)
-    monkeypatch.setattr(engines, "run_in_processes", in_turns)
-    monkeypatch.setattr(engines, "num_cores", lambda: 2)
+    monkeypatch.setattr(shard, "run_in_processes", in_turns)
+    monkeypatch.setattr(shard, "num_cores", lambda: 2)
     run(corpus, tmp_path / "two", media=SMALL, num_workers=2)
     assert shares == [1, 1, 1, 1, 2]
     assert tree(tmp_path / "two") == tree(tmp_path / "one")

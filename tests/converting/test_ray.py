@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mmstream as mm
-from mmstream.converting import engines
+from mmstream.converting import shard
 from mmstream.dataset.manifest import MARKER_NAME
 from tests.helpers.convert_corpus import run, tree
 from tests.helpers.wait import wait_until
@@ -35,7 +35,7 @@ def cluster():
 
 def after_reports(monkeypatch, number, action):
     """Call a function when the driver has got so many reports."""
-    real, seen = engines._require_visible, []
+    real, seen = shard._require_visible, []
 
     def counted(job, report):
         real(job, report)
@@ -43,7 +43,7 @@ def after_reports(monkeypatch, number, action):
         if len(seen) == number:
             action()
 
-    monkeypatch.setattr(engines, "_require_visible", counted)
+    monkeypatch.setattr(shard, "_require_visible", counted)
     return seen
 
 
@@ -86,29 +86,29 @@ def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(
     array = tmp_path / "rows.json"
     array.write_text("[" + ",".join(corpus.read_text().splitlines()) + "]")
     jobs = []
-    portable = engines._portable
-    monkeypatch.setattr(engines, "_portable", lambda job: jobs.append(portable(job)) or jobs[-1])
+    portable = shard._portable
+    monkeypatch.setattr(shard, "_portable", lambda job: jobs.append(portable(job)) or jobs[-1])
     require_bytes_of_one_process(array, tmp_path, num_workers=2)
     assert len(jobs) == 5
     assert sum(len(list(job.rows.read())) for job in jobs) == 40  # the copy is gone
 
 
 def test_an_error_of_a_task_is_one_line_of_its_own_kind(corpus, tmp_path, cluster, monkeypatch):
-    portable = engines._portable
+    portable = shard._portable
 
     def elsewhere(job):
         (tmp_path / "images").rename(tmp_path / "gone")
         return portable(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "_portable", elsewhere)
+        patch.setattr(shard, "_portable", elsewhere)
         with pytest.raises(mm.MMStreamError, match="images") as error:
             run(corpus, tmp_path / "o", media_root=tmp_path / "images", engine="ray", num_workers=1)
     assert "\n" not in str(error.value)
 
 
 def test_a_destination_that_nodes_do_not_share_is_named(corpus, tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(engines, "missing_file", lambda job, report: job.name)
+    monkeypatch.setattr(shard, "missing_file", lambda job, report: job.name)
     with pytest.raises(mm.MMStreamError, match="does not see it; write to a folder that all"):
         run(corpus, tmp_path / "out", engine="ray", num_workers=1)
     with pytest.raises(mm.ConfigError, match="only this process has its memory"):

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -48,6 +48,7 @@ from mmstream.media.fields import FRAMES
 from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import Facts, Kind, Shape, sniff_file
+from mmstream.processes.machine import num_cores
 
 T = TypeVar("T")
 
@@ -352,20 +353,37 @@ class _ReadRow(NamedTuple):
     reason why the next file was not read."""
 
 
-class IdleCpus(Protocol):
-    """CPUs that have no shard of their own. An engine knows them.
+class IdleCpus:
+    """CPUs that have no shard of their own, for the threads of this process.
 
     At most one batch for each of them is under way, and one for the shard's own CPU.
     """
+
+    _cpus_per_shard: ClassVar[Any]
+    """An int in memory that the main process shares. Only it writes there."""
+
+    @classmethod
+    def begin(cls, cpus_per_shard: Any) -> None:
+        """Prepare a worker process."""
+        cls._cpus_per_shard = cpus_per_shard
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(num_cores(), "mmstream-check")
+
+    def close(self) -> None:
+        """Give up: after an error, nobody waits for a video that is still decoded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def count(self) -> int:
         """Return how many may check media for this shard now, beside its own.
 
         A CPU that is counted may be busy by the time it is asked. Its batch waits then.
         """
+        return int(self._cpus_per_shard.value) - 1
 
     def submit(self, check: Callable[[], list[LoadedRow]]) -> Future[list[LoadedRow]]:
         """Let one of them check a batch of rows."""
+        return self._threads.submit(check)
 
 
 def check_rows(
