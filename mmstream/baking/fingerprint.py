@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mmstream.converting.formats.caller import source_sha256
+from mmstream.converting.formats.formats import source_sha256
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes

@@ -87,7 +87,7 @@ def bake(
     if batch_name is None:
         refuse_given(["batch_size", "device"], "with --batch-function")
     from mmstream.baking.bake import bake_into, baker_of, estimate
-    from mmstream.converting.formats.caller import load_function
+    from mmstream.converting.formats.formats import load_function
     from mmstream.dataset.open import open_dataset
     from mmstream.dataset.select import chosen
 

@@ -176,7 +176,7 @@ def select(
     With --buckets, the samples of each bucket are stored, for mm.Buckets with this column and
     these edges.
     """
-    from mmstream.converting.formats.caller import load_function
+    from mmstream.converting.formats.formats import load_function
     from mmstream.dataset.open import open_dataset
     from mmstream.dataset.select import chosen, require_name, rule_of, store_selection
 

@@ -192,7 +192,7 @@ def load_pipeline(name: str, data: Any) -> Any:
         ConfigError: There is no such module or name, it is something else, or it raised an error,
             whose traceback is printed before.
     """
-    from mmstream.converting.formats.caller import load_object
+    from mmstream.converting.formats.formats import load_object
     from mmstream.pipeline import Pipeline
 
     try:

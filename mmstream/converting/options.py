@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeAlias
 
-from mmstream.converting.formats.caller import RowParser
+from mmstream.converting.formats.formats import RowParser
 from mmstream.converting.media.hosts import host_rule
 from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.formats.caller import RowParser
+from mmstream.converting.formats.formats import RowParser
 from tests.helpers.convert_corpus import rejects, run, write_files, write_rows
 from tests.helpers.corpora import jpeg
 from tests.helpers.paths import DOCS
