@@ -2,18 +2,15 @@
 
     shared.py    what all commands share: help, exit codes, messages
     convert.py   convert, finalize, reshard, and what they print in the end
-    data.py      index, verify
-    plan.py      plan
+    data.py      index, verify, takedown
+    plan.py      plan, bake
     bench.py     bench
-    bake.py      bake
     info.py      info
-    show.py      show
+    show.py      show, view
     duplicates.py  duplicates, leakcheck
-    takedown.py  takedown
     training.py  train, demo
     replay.py    replay
     select.py    select, and the options that choose samples
-    view.py      view
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
 interrupted, 143 ended by SIGTERM; train also has 75 (docs: command line). Only this package prints;
@@ -76,7 +73,7 @@ class _Group(click.Group):
 
 COMMANDS = _Commands(
     bake=(
-        "bake",
+        "plan",
         "Write what a pipeline makes of the dataset SOURCE to DEST, once for all epochs.",
     ),
     bench=(
@@ -120,7 +117,7 @@ COMMANDS = _Commands(
         "show",
         "Show samples of the dataset at URL: pictures, captions, conversations, recordings, JSON.",
     ),
-    takedown=("takedown", "Take samples of the dataset at URL down: no run shows them any more."),
+    takedown=("data", "Take samples of the dataset at URL down: no run shows them any more."),
     train=(
         "training",
         "Train a small CLIP or VLM, or the model of a folder, on the dataset at URL.",
@@ -129,7 +126,7 @@ COMMANDS = _Commands(
         "data",
         "Read the whole dataset at URL and check checksums, indexes and every sample.",
     ),
-    view=("view", "Look at the dataset at URL, or at a mixture, in a browser of this machine."),
+    view=("show", "Look at the dataset at URL, or at a mixture, in a browser of this machine."),
 )
 
 

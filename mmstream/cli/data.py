@@ -1,25 +1,33 @@
-"""``mmstream index | verify``: they index and check shards, without torch."""
+"""``mmstream index | verify | takedown``: they index and check shards, and take samples down.
+
+They do not import torch, but to decode.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import click
+import numpy as np
 
 from mmstream.cli.shared import (
     AT_LEAST_1,
     PROBLEM,
     allow_foreign_urls,
     command,
+    refuse_given,
     say,
     shows_infos_of,
 )
 from mmstream.dataset import bad_list
+from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.removed import erased_keys, take_down
+from mmstream.dataset.select import having_keys
 from mmstream.dataset.verify import bad_samples
 from mmstream.dataset.verify import verify as find_problems
 from mmstream.decoding.bad_samples import quarantined_refs
@@ -35,6 +43,7 @@ from mmstream.media.fields import (
 from mmstream.media.frames import encoded_video
 from mmstream.processes.machine import num_cores
 from mmstream.storage.write_lock import write_lock
+from mmstream.types import SampleRef
 
 
 @command("mmstream index s3://bucket/tars --output indexes/")
@@ -290,3 +299,81 @@ def _counts(samples_by_type: Counter[str]) -> str:
     counts = sorted(samples_by_type.items(), key=lambda entry: (-entry[1], entry[0]))
     labels = [f"{escaped(name)} ({count_text(count, 'sample')})" for name, count in counts]
     return ", ".join(labels) or "nothing"
+
+
+@command("mmstream takedown s3://bucket/corpus --keys-file keys.txt --reason 'request 17'")
+@click.argument("url")
+@click.option("--keys-file", required=True, metavar="FILE", help="Which samples: one key a line.")
+@click.option("--by-id", is_flag=True, help="The lines are ids of rows, as the sidecars have them.")
+@click.option("--reason", required=True, metavar="TEXT", help="Kept, and shown in messages.")
+@click.option(
+    "--allow-unknown", is_flag=True, help="Take down those that are there; count the others."
+)
+@click.option(
+    "--erase",
+    is_flag=True,
+    help="Also overwrite them in the shards, once and for all. Runs must have ended.",
+)
+@click.option("--yes", is_flag=True, help="With --erase: do not ask.")
+@allow_foreign_urls
+def takedown(
+    url: str,
+    keys_file: str,
+    by_id: bool,
+    reason: str,
+    allow_unknown: bool,
+    erase: bool,
+    yes: bool,
+    allow_foreign_urls: bool,
+) -> None:
+    """Take samples of the dataset at URL down: no run shows them any more.
+
+    That holds for runs that start or resume from now on; states of earlier runs go on. All samples
+    with a key are taken down, in whatever shards they are. Their bytes stay in the shards, unless
+    --erase overwrites them.
+    """
+    from mmstream.converting import erase as erasing  # loads Arrow
+
+    if not reason.strip():
+        raise click.UsageError("--reason: say why, such as 'request 17'")
+    if not erase:
+        refuse_given(["yes"], "with --erase")
+    dataset = open_dataset(url, bad_list=False, allow_foreign_urls=allow_foreign_urls)
+    column: Literal["key", "id"] = "id" if by_id else "key"
+    erased = erased_keys(dataset.index_store, column)
+    view, unknown = having_keys(
+        dataset, keys_file, column=column, allow_unknown=allow_unknown, erased=erased
+    )
+    refs = view.refs(np.arange(len(view)))
+    digests = {}
+    if erase:
+        erasing.require_erasable(dataset, refs)
+        if not yes:
+            _ask(dataset, refs)
+        digests = erasing.digests_of(dataset, refs)
+    count = take_down(dataset, refs, reason, digests)
+    if unknown:
+        say(f"{count_text(len(unknown), 'line')} of {keys_file} are of no sample", err=True)
+    earlier = f"; {len(refs) - count:,} were taken down before" * (count < len(refs))
+    say(f"{count_text(count, 'sample')} taken down{earlier}: {escaped(reason)}")
+    if not erase:
+        return
+    shards = []
+    for shard in erasing.erase(dataset):
+        shards.append(shard)
+        say(f"{shard.name}: {count_text(shard.num_samples, 'sample')} erased, sha256")
+        say(f"  before {shard.before}")
+        say(f"  after  {shard.after}")
+    say(f"not touched: {erasing.UNTOUCHED}" if shards else "all of them were erased before")
+
+
+def _ask(dataset: Dataset, refs: Sequence[SampleRef]) -> None:
+    """Ask whether samples may be erased, and stop if they may not."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("--erase asks, and this is not a terminal: pass --yes")
+    shards = count_text(len({shard for shard, _ in refs}), "shard")
+    click.confirm(
+        f"{count_text(len(refs), 'sample')} in {shards} of {escaped(dataset.store.url)} will "
+        "be overwritten for ever. Have all runs that read them ended?",
+        abort=True,
+    )

@@ -1,6 +1,6 @@
-"""``mmstream plan``: lengths of all samples, which form packs, and how full these are.
+"""``mmstream plan | bake``: what a pipeline makes of all samples, once. They import torch.
 
-It imports torch.
+`plan`: lengths of all samples, which form packs, and how full these are. `bake`: a dataset.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
+from mmstream.cli.select import choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -19,14 +20,12 @@ from mmstream.cli.shared import (
     command,
     load_pipeline,
     open_tokenizer,
+    refuse_given,
     say,
     shows_infos_of,
 )
 from mmstream.errors import ConfigError
 from mmstream.packing.settings import Overlong, PackLimits
-
-if TYPE_CHECKING:
-    from mmstream.decoding.decode import Decode
 
 PACK_LIMITS = (
     "max_documents",
@@ -182,7 +181,7 @@ def plan(
             say(f"plan: {source.plan.url}")
 
 
-def _of_processor(folder: str) -> Decode:
+def _of_processor(folder: str) -> Any:
     """Return the decoders of a model's folder."""
     from mmstream.train import tokenizer
     from mmstream.train.models import CHAT_FAMILIES, chat_decode
@@ -197,7 +196,7 @@ def _of_processor(folder: str) -> Decode:
     return chat_decode(tokenizer.open_tokenizer(folder, chat=True), folder, 1 << 20)
 
 
-def _of_tokenizer(folder: str) -> Decode:
+def _of_tokenizer(folder: str) -> Any:
     """Return the decoders of a tokenizer."""
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.text.decoder import TextDecoder
@@ -211,3 +210,95 @@ def _epochs(text: str) -> list[int]:
     if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
         raise click.UsageError(f"--epochs {text}: give numbers such as 0-2, or one such as 0")
     return list(range(int(first), int(last or first) + 1))
+
+
+@command("mmstream bake s3://bucket/corpus s3://bucket/baked --pipeline train:pipeline")
+@click.argument("source")
+@click.argument("dest")
+@click.option(
+    "--pipeline",
+    "pipeline_name",
+    metavar="MODULE:OBJECT",
+    required=True,
+    help="The pipeline of training, without random augmentation: a Pipeline, or a function from a "
+    "dataset to one. It gets the dataset SOURCE.",
+)
+@click.option(
+    "--batch-function",
+    "batch_name",
+    metavar="MODULE:FUNCTION",
+    help="A function from a list of samples and a torch.device to as many samples, such as one "
+    "that makes latents on a GPU.",
+)
+@click.option(
+    "--batch-size",
+    type=AT_LEAST_1,
+    default=64,
+    show_default=True,
+    help="Samples of its calls. The last call of a shard gets fewer.",
+)
+@click.option("--device", default="cpu", show_default=True, help="The device that it gets.")
+@click.option(
+    "--epoch-of-draws",
+    type=AT_LEAST_0,
+    help="Where something draws at random: keep the draws of this epoch for all epochs.  [default: "
+    "refuse it]",
+)
+@click.option(
+    "--num-workers",
+    type=AT_LEAST_0,
+    default=1,
+    show_default=True,
+    help="Worker processes. The result is the same for any number.",
+)
+@click.option(
+    "--dry-run",
+    type=AT_LEAST_1,
+    metavar="N",
+    help="Only try N samples: show the fields and the size of the result. Nothing is written.",
+)
+@choosing()
+@allow_foreign_urls
+def bake(
+    source: str,
+    dest: str,
+    pipeline_name: str,
+    batch_name: str | None,
+    batch_size: int,
+    device: str,
+    epoch_of_draws: int | None,
+    num_workers: int,
+    dry_run: int | None,
+    allow_foreign_urls: bool,
+    **choice: Any,
+) -> None:
+    """Write what a pipeline makes of the dataset SOURCE to DEST, once for all epochs.
+
+    Keys, shards and bad samples stay. Read DEST with decode=mm.Decode.baked(): the steps and the
+    batches are those of the pipeline. A call that was killed goes on when it is made again.
+    """
+    if batch_name is None:
+        refuse_given(["batch_size", "device"], "with --batch-function")
+    from mmstream.baking.bake import bake_into, baker_of, estimate
+    from mmstream.converting.formats.formats import load_function
+    from mmstream.dataset.open import open_dataset
+    from mmstream.dataset.select import chosen
+
+    dataset = chosen(open_dataset(source, allow_foreign_urls=allow_foreign_urls), **choice)
+    pipeline = load_pipeline(pipeline_name, dataset)
+    function: Any = None if batch_name is None else load_function(batch_name)
+    baker = baker_of(pipeline, function, batch_size, device, epoch_of_draws)
+    if dry_run is not None:
+        for line in estimate(baker, dry_run, num_workers):
+            say(line)
+        return
+    with shows_infos_of("mmstream.baking.bake"):  # how large the result will be
+        report = bake_into(baker, dest, num_workers, True)
+    if report.was_finished:
+        say(f"{dest}: was finished already")
+    say(report.summary())
+    num_bad = report.num_bad - report.num_left_out
+    if num_bad:
+        say(f"{num_bad:,} of them are bad, as in the source; the first: {report.first_reason}")
+    if report.num_left_out:
+        say(f"{report.num_left_out:,} of them are left out by a filter, as in the source")

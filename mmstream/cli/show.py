@@ -1,13 +1,17 @@
-"""``mmstream show``: look at samples, in the terminal or as a page for a browser.
+"""``mmstream show | view``: look at samples, in the terminal or in a browser.
 
-It imports torch only to make tokens.
+`show` writes text or a page, `view` serves pages about a corpus, what a model gets of it, and what
+a run did. They import torch only to make tokens, and for a pipeline.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,19 +23,31 @@ from mmstream.cli.shared import (
     PROBLEM,
     allow_foreign_urls,
     command,
+    load_pipeline,
+    plan_beside,
     save_page,
     say,
     text_counter,
 )
 from mmstream.dataset.mixture import open_data
+from mmstream.dataset.open import open_dataset
 from mmstream.dataset.select import chosen
 from mmstream.dataset.source import numbered_datasets, read_sample, refs_of
 from mmstream.display.contents import spread, uncounted
 from mmstream.display.samples import Card, card_lines, cards_html
 from mmstream.display.text import count_text
-from mmstream.errors import SampleError, ShardError, escaped, where
+from mmstream.errors import (
+    ConfigError,
+    SampleError,
+    ShardError,
+    StorageError,
+    escaped,
+    where,
+)
 from mmstream.media.fields import FIELDS_OF
 from mmstream.types import SampleRef
+
+logger = logging.getLogger(__name__)
 
 NUM_SAMPLES = 12
 """Samples that are shown where nothing is chosen."""
@@ -178,3 +194,89 @@ def _decoded(sample: Any, text: Any) -> tuple[Any, str]:
     kinds = [kind for kind in FIELDS_OF if FIELDS_OF[kind](sample)]
     others = [kind for kind in kinds if kind not in text.counted_media]
     return decoded, uncounted(others) if others else ""
+
+
+@command("mmstream view s3://bucket/corpus --pipeline train:pipeline --run run/")
+@click.argument("url")
+@click.option(
+    "--pipeline",
+    metavar="MODULE:OBJECT",
+    help="A mm.Pipeline, or a function from the data to one: shows what the model gets, and when.",
+)
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The --out folder of `mmstream train`: its metrics, its quarantine files and its order.",
+)
+@click.option(
+    "--against",
+    "others",
+    metavar="URL",
+    multiple=True,
+    help="Another dataset, such as a benchmark: shows what both hold. Repeatable.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8600,
+    show_default=True,
+    help="On 127.0.0.1. 0: a free one.",
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@allow_foreign_urls
+def view(
+    url: str,
+    pipeline: str | None,
+    run: Path | None,
+    others: tuple[str, ...],
+    port: int,
+    no_browser: bool,
+    allow_foreign_urls: bool,
+) -> None:
+    """Look at the dataset at URL, or at a mixture, in a browser of this machine.
+
+    Pages show samples, what a model gets of each, the steps of each rank, what was rejected or
+    replaced, statistics, and the metrics of a run. It answers on loopback only, to whoever knows
+    the address that it prints. Ctrl-C ends it. It writes only selections and the bad list, after a
+    question.
+    """
+    if run is not None and not run.is_dir():
+        raise click.UsageError(f"--run {run}: no such folder")
+    try:
+        from mmstream.view.app import serve
+        from mmstream.view.content import Content
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
+            raise
+        raise ConfigError(
+            f"`mmstream view` needs {error.name}: pip install 'mmstream[view]'"
+        ) from None
+
+    def run_order(data: Any) -> Any:
+        from mmstream.cli.replay import read_state
+        from mmstream.state import order_of_state
+
+        state = read_state(str(run))
+        return order_of_state(state, data, plan_beside(data, state))[0]
+
+    content = Content(
+        url,
+        lambda: open_data(url, allow_foreign_urls=allow_foreign_urls),
+        None if pipeline is None else lambda data: load_pipeline(pipeline, data),
+        None if run is None else run_order,
+        run,
+        others=[
+            Content(
+                other,
+                partial(open_dataset, other, allow_foreign_urls=allow_foreign_urls),
+                path=("against", number),
+            )
+            for number, other in enumerate(others)
+        ],
+    )
+    try:
+        _ = content.data, content.pipeline, [other.data for other in content.others]
+    except StorageError as error:  # it may come back, and the pages of the run need no store
+        logger.warning("%s", error)
+    serve(content, port, opens=not no_browser, say=say)
