@@ -423,7 +423,7 @@ def test_code_that_changed_in_mid_bake_is_named_with_what_to_do(
         mm.bake(source, dest, progress=False)
     source = pipeline(corpus, captions(), transforms=(drop_raw,))
     with monkeypatch.context() as edited:
-        edited.setattr("mmstream.baking.fingerprint.source_sha256", lambda function: "0" * 64)
+        edited.setattr("mmstream.baking.bake.source_sha256", lambda function: "0" * 64)
         changed = r"the code of tests.baking.test_bake.drop_raw or of its module has changed\. Undo"
         with pytest.raises(mm.ConfigError, match=f"an unfinished dataset .*: {changed}"):
             mm.bake(source, dest, progress=False)
