@@ -62,52 +62,29 @@ _WEIGHT = np.uint64(0x9E3779B97F4A7C15)
 _TEXT_WEIGHT = np.uint64(0xC2B2AE3D27D4EB4F)
 
 
+class Entries(NamedTuple):
+    """Hashes of one kind, and what they belong to."""
+
+    hashes: npt.NDArray[Any]
+    """uint64 [n, 2]; of the kind "near" uint8 [n, 32]."""
+    samples: IntArray
+    """int64 [n], ascending: the sample of each hash."""
+    positions: IntArray
+    """int64 [n]: which of its sample's media it is of. 0 for kinds of whole samples."""
+
+
 @dataclass(frozen=True)
 class ShardContents:
     """The hashes of the samples of one shard, in their order."""
 
-    texts: Hashes
-    """Of each sample's text. Zeros where there is none."""
-    has_text: npt.NDArray[np.bool_]
-    ids: Hashes
-    """Of each sample's id. Zeros where there is none."""
-    has_id: npt.NDArray[np.bool_]
+    entries: Mapping[str, Entries]
+    """By kind: "media", "text", "pair", "id", "near". Samples are counted in the shard."""
     num_media: IntArray
     """int64 [num_samples]"""
-    media: Hashes
-    """Of all media, sample by sample."""
-    images: IntArray
-    """Which media are images that have a perceptual hash: int64 [num_images]."""
-    perceptual: npt.NDArray[np.uint8]
-    """uint8 [num_images, 32]"""
     row_of_sample: IntArray
     """int64 [num_samples]: equal for samples of the same row of the source."""
     has_perceptual: bool
     """False: there are images, and perceptual hashes of them were not made."""
-
-    @property
-    def sample_of_medium(self) -> IntArray:
-        """int64 [num_media]: the sample that each medium belongs to."""
-        return np.repeat(np.arange(self.num_media.size), self.num_media)
-
-    @property
-    def positions(self) -> IntArray:
-        """int64 [num_media]: which of its sample's media each is."""
-        starts = np.cumsum(self.num_media) - self.num_media
-        return np.arange(len(self.media)) - np.repeat(starts, self.num_media)
-
-    @property
-    def has_pair(self) -> npt.NDArray[np.bool_]:
-        """Which samples have media or a text."""
-        return self.has_text | (self.num_media > 0)
-
-    def pairs(self) -> Hashes:
-        """Return a hash of each sample's media, in order, together with its text."""
-        sums = self.texts * _TEXT_WEIGHT
-        most = int(self.num_media.max(initial=0))
-        weights = np.multiply.accumulate(np.full(most + 1, _WEIGHT))
-        np.add.at(sums, self.sample_of_medium, self.media * weights[self.positions][:, None])
-        return sums
 
 
 def read_contents(
@@ -134,9 +111,10 @@ def read_contents(
     contents = _contents_of(table)
     if perceptual and not contents.has_perceptual:
         from_tar = _read_tar(dataset, shard, perceptual, num_threads)
-        if len(from_tar.media) != len(contents.media):  # fields that only the sidecar calls media
-            return from_tar
-        contents = replace(contents, images=from_tar.images, perceptual=from_tar.perceptual)
+        if not np.array_equal(from_tar.num_media, contents.num_media):
+            return from_tar  # it has fields that only the sidecar calls media
+        near = {"near": from_tar.entries["near"]}
+        contents = replace(contents, entries={**contents.entries, **near})
     return contents
 
 
@@ -165,29 +143,48 @@ def _read_sidecar(dataset: Dataset, shard: int, columns: Sequence[str]) -> pa.Ta
 def _contents_of(table: Any) -> ShardContents:
     import pyarrow.compute as pc  # slow to load, and most conversions look for no duplicates
 
-    media = _flat(table["media"])
+    media, texts, ids = (_flat(table[name]) for name in ("media", "text_xxh3", "id"))
+    num_media = _array(table["media"]).value_lengths().fill_null(0).to_numpy()
+    num_media = np.asarray(num_media, dtype=np.int64).reshape(table.num_rows)
+    of_media = Entries(
+        _hashes(_flat(pc.struct_field(media, "xxh3")).to_pylist()),
+        np.repeat(np.arange(num_media.size), num_media),
+        np.arange(num_media.sum()) - np.repeat(np.cumsum(num_media) - num_media, num_media),
+    )
     perceptual = _flat(pc.struct_field(media, "perceptual_hash"))
     is_image = _flat(pc.equal(pc.struct_field(media, "kind"), "image"))
-    images = np.flatnonzero(_is_valid(perceptual))
-    texts, ids = _flat(table["text_xxh3"]), _flat(table["id"])
+    images, has_text = np.flatnonzero(_is_valid(perceptual)), _is_valid(texts)
+    hashes_of_texts = _hashes(texts.fill_null(bytes(16)).to_pylist())
+    # A pair is all media, in order, together with the text.
+    weights = np.multiply.accumulate(np.full(num_media.max(initial=0) + 1, _WEIGHT))
+    pairs = hashes_of_texts * _TEXT_WEIGHT
+    np.add.at(pairs, of_media.samples, of_media.hashes * weights[of_media.positions][:, None])
     file = _flat(table["file"]).dictionary_encode().indices.to_numpy()
     row = _flat(table["row"]).to_numpy()
     is_new = np.ones(table.num_rows, dtype=np.bool_)
     is_new[1:] = (file[1:] != file[:-1]) | (row[1:] != row[:-1])
-    num_media = _array(table["media"]).value_lengths().fill_null(0).to_numpy()
-    hashes_of_ids = [bytes(16) if i is None else content_hash(i.encode()) for i in ids.to_pylist()]
-    return ShardContents(
-        texts=_hashes(texts.fill_null(bytes(16)).to_pylist()),
-        has_text=_is_valid(texts),
-        ids=_hashes(hashes_of_ids),
-        has_id=_is_valid(ids),
-        num_media=np.asarray(num_media, dtype=np.int64).reshape(table.num_rows),
-        media=_hashes(_flat(pc.struct_field(media, "xxh3")).to_pylist()),
-        images=images,
-        perceptual=_bytes(perceptual.drop_null().to_pylist(), HASH_BYTES),
-        row_of_sample=np.cumsum(is_new),
-        has_perceptual=bool(images.size) or not pc.any(is_image).as_py(),
-    )
+    entries = {
+        "media": of_media,
+        "near": Entries(
+            _bytes(perceptual.drop_null().to_pylist(), HASH_BYTES),
+            of_media.samples[images],
+            of_media.positions[images],
+        ),
+        "text": _of_samples(hashes_of_texts, has_text),
+        "pair": _of_samples(pairs, has_text | (num_media > 0)),
+        "id": _of_samples(
+            _hashes([content_hash((text or "").encode()) for text in ids.to_pylist()]),
+            _is_valid(ids),
+        ),
+    }
+    has_perceptual = bool(images.size) or not pc.any(is_image).as_py()
+    return ShardContents(entries, num_media, np.cumsum(is_new), has_perceptual)
+
+
+def _of_samples(hashes: Hashes, has_hash: npt.NDArray[np.bool_]) -> Entries:
+    """Return the hashes of those samples that have one."""
+    samples = np.flatnonzero(has_hash)
+    return Entries(hashes[samples], samples, np.zeros_like(samples))
 
 
 def _flat(column: Any) -> Any:
@@ -315,17 +312,6 @@ MEDIA_KINDS = ("media", "near")
 """Kinds whose hashes are those of media. The others are of whole samples."""
 
 
-class Entries(NamedTuple):
-    """Hashes of one kind, and what they belong to."""
-
-    hashes: npt.NDArray[Any]
-    """uint64 [n, 2]; of the kind "near" uint8 [n, 32]."""
-    samples: IntArray
-    """int64 [n], ascending: the sample of each hash."""
-    positions: IntArray
-    """int64 [n]: which of its sample's media it is of. 0 for kinds of whole samples."""
-
-
 @dataclass
 class Corpus:
     """The hashes of one or several datasets.
@@ -412,7 +398,7 @@ def read_corpus(
         is_usable[dataset.indexes_of(shard)] = True
         is_usable[left_out[name][left_out[name][:, 0] == shard, 1]] = False
         for kind, entries in found.items():
-            hashes, samples, positions = _entries_of(contents, kind)
+            hashes, samples, positions = contents.entries[kind]
             chosen = is_usable[samples]
             entries.append(Entries(hashes[chosen], samples[chosen] + start, positions[chosen]))
         num_media.append(contents.num_media)
@@ -428,24 +414,6 @@ def read_corpus(
 def _no_entries(kind: str) -> Entries:
     no_hashes = np.zeros((0, 32), np.uint8) if kind == "near" else np.zeros((0, 2), np.uint64)
     return Entries(no_hashes, np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def _entries_of(contents: ShardContents, kind: str) -> Entries:
-    """Return the hashes of one kind of a shard, with the samples of the shard."""
-    of_media = Entries(contents.media, contents.sample_of_medium, contents.positions)
-    if kind == "media":
-        return of_media
-    if kind == "near":
-        images = contents.images
-        return Entries(contents.perceptual, of_media.samples[images], of_media.positions[images])
-    if kind == "pair":
-        hashes, has_hash = contents.pairs(), contents.has_pair
-    elif kind == "text":
-        hashes, has_hash = contents.texts, contents.has_text
-    else:
-        hashes, has_hash = contents.ids, contents.has_id
-    samples = np.flatnonzero(has_hash)
-    return Entries(hashes[samples], samples, np.zeros_like(samples))
 
 
 def _keys_and_fields(

@@ -327,7 +327,7 @@ def _media_of_samples(rows: SampleSource) -> Iterator[bytes]:
     for shard in range(rows.dataset.num_shards):
         first, last = np.searchsorted(refs.shards, [shard, shard + 1])
         contents = read_contents(rows.dataset, shard)
-        media = np.split(contents.media, np.cumsum(contents.num_media)[:-1])
+        media = np.split(contents.entries["media"].hashes, np.cumsum(contents.num_media)[:-1])
         yield from (media[position].tobytes() for position in refs.positions[first:last].tolist())
 
 

@@ -173,9 +173,9 @@ def test_a_list_is_one_medium_of_the_sidecar(tmp_path):
     assert facts.items() <= medium.items()
     assert medium["xxh3"] == same[0]["xxh3"] != other[0]["xxh3"]  # whatever the times
     assert len(dataset.where("num_media = 1 and duration_s <= 1.5")) == 2
-    before, hashes = sidecar(dataset), read_contents(dataset, 0).media.tolist()
+    before, hashes = sidecar(dataset), read_contents(dataset, 0).entries["media"].hashes.tolist()
     Path(dataset.store.url, "shard-000000.parquet").unlink()
-    assert read_contents(dataset, 0).media.tolist() == hashes
+    assert read_contents(dataset, 0).entries["media"].hashes.tolist() == hashes
     write_sidecars(dataset, progress=False)
     assert [row["media"] for row in sidecar(dataset)] == [row["media"] for row in before]
 
