@@ -107,6 +107,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped
+from mmstream.settings import refuse_broken
 from mmstream.storage import RemoteStore, Store, is_remote, join_url, open_store
 from mmstream.storage.local import remove_temporaries
 from mmstream.storage.store import map_requests
@@ -173,7 +174,7 @@ _OF_ROWS = ("rows", "rows_sha256", "rows_total", "num_rows", "limit", "encoding"
 def require_foreign(rows: Sequence[str], store: Store) -> None:
     """Raise a ConfigError if the conversion would replace or remove a file of rows.
 
-    Links count as the file that they lead to.
+    Links count, and so do the files that they lead to.
 
     Args:
         rows: Paths and URLs of the files of rows, or of folders of them.
@@ -181,39 +182,22 @@ def require_foreign(rows: Sequence[str], store: Store) -> None:
     """
     folders = {store: _OWNED_FILE, open_store(store.url_of(REPORTS)): _REPORT_FILE}
     for folder, owned in folders.items():
-        linked = _files_behind_links(folder, owned)
+        url = folder.url.rstrip("/") if is_remote(folder.url) else os.path.realpath(folder.url)
+        owned_place = re.compile(rf"{re.escape(url)}(/({owned}))?")
         for name in rows:
-            if _is_owned(name, folder, owned) or (not is_remote(name) and _real(name) in linked):
+            if any(map(owned_place.fullmatch, _places_of(name))):
                 raise ConfigError(
                     f"{escaped(name)}: lies in {escaped(folder.url)} under a name that convert "
                     "would replace or remove; move the rows, or name another destination"
                 )
 
 
-def _real(path: str) -> str:
-    return os.path.realpath(local_path(path))
-
-
-def _files_behind_links(folder: Store, owned: str) -> set[str]:
-    """Return the real paths behind links of a local folder whose names are owned."""
-    path = folder.local_path("")
-    if path is None or not Path(path).is_dir():
-        return set()
-    with os.scandir(path) as entries:
-        return {
-            os.path.realpath(entry.path)
-            for entry in entries
-            if entry.is_symlink() and re.fullmatch(owned, entry.name)
-        }
-
-
-def _is_owned(name: str, folder: Store, owned: str) -> bool:
-    """Tell whether a file of rows has an owned name in a folder, or is the folder itself."""
-    path, url = folder.local_path(""), folder.url.rstrip("/")
-    if not is_remote(name) and path is not None:
-        name, url = _real(name), os.path.realpath(path)
-    parent, _, file = name.rstrip("/").rpartition("/")
-    return name.rstrip("/") == url or (parent == url and re.fullmatch(owned, file) is not None)
+def _places_of(rows: str) -> set[str]:
+    """Return where a file of rows lies: the file, and the link that leads to it."""
+    if is_remote(rows):
+        return {rows.rstrip("/")}
+    path = Path(local_path(rows))
+    return {os.path.realpath(path), str(Path(os.path.realpath(path.parent), path.name))}
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -285,10 +269,9 @@ def _inspect_for_append(store: Store, plan: dict[str, Any]) -> Manifest:
     """
     require_files(store)
     manifest = require_appendable(store, plan)
-    saved = {key: value for key, value in manifest.source.items() if key not in _RESULTS}
+    saved = {k: v for k, v in manifest.source.items() if k not in (*_RESULTS, *_OF_ROWS)}
     kept = {key: plan.get(key) for key in plan.keys() - _OF_ROWS}
     advice = "Append with the settings of the dataset, or convert into a folder of its own"
-    saved = {key: value for key, value in saved.items() if key not in _OF_ROWS}
     _require_same_plan(store, "a dataset", saved, kept, advice)
     return manifest
 
@@ -409,8 +392,7 @@ def _remove_shards_from(store: Store, first: int) -> None:
     """
     files = [name for name in store.list() if _SHARD_FILE.fullmatch(name)]
     for names in (_report_files(store), files):
-        numbers = [int(re.split(r"[-.]", name)[1]) for name in names]
-        behind = [name for name, number in zip(names, numbers, strict=True) if number >= first]
+        behind = [name for name in names if int(re.split(r"[-.]", name)[1]) >= first]
         map_requests(store, store.remove, behind)
 
 
@@ -611,7 +593,7 @@ class Work:
     def __post_init__(self) -> None:
         if self.shard_range is None:
             return
-        for is_broken, message in (
+        refuse_broken(
             (
                 self.rerun.retry_rejects,
                 "retry_rejects=True adds shards to a finished dataset; leave out shard_range",
@@ -630,9 +612,7 @@ class Work:
                 "overwrite=True would remove what other ranges wrote; leave it out, and empty the "
                 "destination before the first range",
             ),
-        ):
-            if is_broken:
-                raise ConfigError(message)
+        )
 
 
 class Output(NamedTuple):
@@ -834,8 +814,7 @@ def _with_damage(output: Output) -> Output:
     if output.state != "finished":
         return output._replace(expected={}, lost_parts=(), extra={}, appends={})
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
-    files = output.store.list()
-    sizes = {name: file.size for name, file in files.items()}
+    sizes = {name: file.size for name, file in output.store.list().items()}
     own = _own_shards(output, manifest)
     shards = {
         shard.name: replace(shard, sha256=manifest.erased.get(shard.name, shard.sha256))
@@ -995,11 +974,17 @@ def mark_duplicates(
     for output in unfinished:
         assert output.lock is not None
         output.lock.require()
-    datasets = {_name(output): _dataset(output, reports) for output in outputs}
+    datasets = {}
+    for output in outputs:
+        if output.state == "finished":
+            manifest = Manifest.read(output.store)
+        else:
+            manifest = manifest_of(output.plan, reports[output.split])
+        datasets[output.split or ""] = Dataset(manifest, output.store)
     report = find_duplicates(
         datasets, kinds=KINDS if exact else (), near=near is not None, progress=progress
     )
-    names = [_name(output) for output in unfinished]
+    names = [output.split or "" for output in unfinished]
     kinds = ["pair"] * (exact == "drop") + ["near"] * (near == "drop")
     dropped = drop_duplicates(report, kinds, names) if kinds else {}
     write_pairs(report, names)
@@ -1023,7 +1008,7 @@ def warn_of_leaks(outputs: Sequence[Output], progress: bool) -> None:
     is_done = (is_done and not work.rerun.append) or work.shard_range is not None
     if is_done or len(outputs) == 1 or not plan["sidecar"]:
         return
-    datasets = {_name(output): open_dataset(output.store.url) for output in outputs}
+    datasets = {output.split or "": open_dataset(output.store.url) for output in outputs}
     bad = {name: dataset.bad for name, dataset in datasets.items()}
     corpus = read_corpus(datasets, ["media"], bad, num_threads=1, progress=progress)
     leaks = Duplicates(corpus, {"media": find_in(corpus, "media")}).across("media")
@@ -1047,13 +1032,3 @@ def warn_of_leaks(outputs: Sequence[Output], progress: bool) -> None:
         " and ".join(f"{names[n].dataset}/{names[n].shard} {escaped(names[n].key)}" for n in pair),
         cure,
     )
-
-
-def _name(output: Output) -> str:
-    return output.split or ""
-
-
-def _dataset(output: Output, reports: Mapping[str | None, Sequence[ShardReport]]) -> Dataset:
-    if output.state == "finished":
-        return Dataset(Manifest.read(output.store), output.store)
-    return Dataset(manifest_of(output.plan, reports[output.split]), output.store)
