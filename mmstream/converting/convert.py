@@ -324,7 +324,8 @@ def convert(
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
     rows_root = root if media_root is None else None
-    with open_rows(rows, options.row_options, rows_root) as source:
+    run_length = samples_per_shard if shuffle_seed is None else 1
+    with open_rows(rows, options.reading, rows_root, run_length) as source:
         report = _converted(
             open_store(dest),
             source,

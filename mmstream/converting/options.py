@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from mmstream.converting.formats.formats import RowParser
 from mmstream.converting.media.hosts import host_rule
-from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
+from mmstream.converting.rows.detect import RowKind, encoding_name
 from mmstream.errors import ConfigError
 from mmstream.settings import (
     NonEmptyStr,
@@ -434,15 +434,3 @@ class Options:
             action = getattr(self.duplicates, name)
             if action is not None and not self.sidecar:
                 raise ConfigError(f"{name}={action!r}: needs the sidecars; do not switch them off")
-
-    @property
-    def row_options(self) -> RowOptions:
-        """How rows are read: the part of `reading` that the source of the rows needs."""
-        return RowOptions(
-            rows_as=self.reading.rows_as,
-            encoding=self.reading.encoding,
-            limit=self.reading.limit,
-            group_spans=self.reading.group_spans,
-            run_length=self.samples_per_shard if self.shuffle_seed is None else 1,
-            media_keys=tuple(theirs for _, theirs in self.format.columns),
-        )

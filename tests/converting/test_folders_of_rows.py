@@ -19,7 +19,6 @@ from PIL import Image
 import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.rows import fetch, folders
-from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.fetch import InputFile, copy_tars
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.bad_list import write_bad
@@ -518,7 +517,7 @@ def packed(folder, target, extension):
 
 def files_of(rows, **options):
     """Return (name of the tar, number, key) of all samples."""
-    with open_rows(rows, RowOptions(**options)) as source:
+    with open_rows(rows, mm.RowReading(**options)) as source:
         read = list(source.select(range(source.num_rows)).read())
     return [(row.file, row.number, row.value.key) for row in read]
 

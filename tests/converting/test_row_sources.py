@@ -28,7 +28,6 @@ import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.rows import records, tables
 from mmstream.converting.rows.arrow import ParquetSource, iter_arrow
-from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
 from mmstream.storage import open_store, retry
 from tests.helpers.convert_corpus import (
@@ -458,7 +457,7 @@ def test_consecutive_rows_about_one_medium_are_grouped(tmp_path):
         {"audio_filepath": "x.wav", "segments": [{"offset": i, "text": "a"} for i in range(2)]},
     ]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    with open_rows(path, RowOptions(group_spans=True)) as source:
+    with open_rows(path, mm.RowReading(group_spans=True)) as source:
         read = list(source.select(range(source.num_rows)).read())
     assert [row.value for row in read] == expected
     assert [row.number for row in read] == [1, 3, 4, 5, 6, 8]

@@ -15,7 +15,6 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting import shard
-from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
 from mmstream.storage import open_store
 from tests.helpers.corpora import jpeg
@@ -72,7 +71,7 @@ def objects(dest):
 
 def values(rows, **options):
     """Return the rows of a file or a folder as they are read."""
-    with open_rows(rows, RowOptions(**options)) as source:
+    with open_rows(rows, mm.RowReading(**options)) as source:
         return [row.value for row in source.select(range(source.num_rows)).read()]
 
 

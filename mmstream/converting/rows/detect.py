@@ -1,4 +1,4 @@
-"""What a file of rows is, by its content, and how rows are read. Its name does not count.
+"""What a file of rows is, by its content. Its name does not count.
 
     a file -> DETECT -> the function that reads its kind
 
@@ -13,7 +13,6 @@ import codecs
 import logging
 import re
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -234,38 +233,6 @@ def _table_kind(path: Path, rows: str) -> tuple[RowKind, str]:
         )
     names = " and ".join(DELIMITERS[delimiter] for delimiter in delimiters)
     raise ConfigError(f"{rows}: may be {names}; choose one with rows_as='csv' or rows_as='tsv'")
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """How rows are read. `RowReading` has checked what the caller says."""
-
-    rows_as: RowKind | None = None
-    """What the rows lie in. None: their content says it."""
-    encoding: str | None = None
-    """Encoding of texts, by Python's name. None: UTF-8."""
-    limit: int | None = None
-    """Only the first so many rows."""
-    group_spans: bool = False
-    """Consecutive rows about the same medium are one row, with the key "segments"."""
-    run_length: int = 5000
-    """Rows that are read together: those of a shard, or 1 where they are shuffled."""
-    media_keys: tuple[str, ...] = field(default=(), compare=False)
-    """Keys that name the medium of a row, for `group_spans`, before the usual ones."""
-
-    def require_kind(self, kind: RowKind, url: str) -> None:
-        """Refuse `rows_as` and `encoding` where the content is clearly something else.
-
-        Raises:
-            ConfigError: It is.
-        """
-        name = NAMES_OF_KINDS[kind]
-        if self.rows_as not in (None, kind):
-            raise ConfigError(f"{url}: is {name}, not rows_as={self.rows_as!r}")
-        if self.encoding is not None:
-            raise ConfigError(
-                f"{url}: is {name}, where encoding={self.encoding!r} has no effect; leave it out"
-            )
 
 
 logger = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ import numpy as np
 from mmstream.converting.draft import KINDS, LeftOutError
 from mmstream.converting.formats.fields import MEDIA_KEYS
 from mmstream.converting.formats.spans import VIDEO_ID_KEYS
+from mmstream.converting.options import RowReading
 from mmstream.converting.rows.arrow import (
     PARQUET_MAGIC,
     ParquetFile,
@@ -42,8 +43,8 @@ from mmstream.converting.rows.arrow import (
 )
 from mmstream.converting.rows.detect import (
     HEAD_BYTES,
+    NAMES_OF_KINDS,
     RowKind,
-    RowOptions,
     is_tar,
     refuse_wrong_kind,
     require_text_kind,
@@ -106,14 +107,18 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def open_rows(
-    rows: Rows, options: RowOptions | None = None, root: str | None = None
+    rows: Rows,
+    reading: RowReading | None = None,
+    root: str | None = None,
+    run_length: int = 5000,
 ) -> Iterator[RowSource]:
     """Open the rows. Temporary copies, if some are needed, are removed after the block.
 
     Args:
         rows: What the caller named.
-        options: How they are read.
+        reading: How they are read.
         root: Their `media_folder`, where it is known already. None: it is looked for.
+        run_length: Rows that are read together: those of a shard, or 1 where they are shuffled.
 
     Raises:
         FileNotFoundError: There is no such file, or no file fits a pattern.
@@ -124,7 +129,7 @@ def open_rows(
     """
     with tempfile.TemporaryDirectory(prefix="mmstream-rows-") as folder:
         try:
-            source = _open(rows, Path(folder), options or RowOptions(), root)
+            source = _open(rows, Path(folder), reading or RowReading(), root, run_length)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
@@ -137,16 +142,18 @@ def open_rows(
         yield source
 
 
-def _open(rows: Rows, folder: Path, options: RowOptions, root: str | None) -> RowSource:
+def _open(
+    rows: Rows, folder: Path, reading: RowReading, root: str | None, run_length: int
+) -> RowSource:
     names = file_names(rows)
     if names is None:
         for option in ("rows_as", "encoding"):
-            if (value := getattr(options, option)) is not None:
+            if (value := getattr(reading, option)) is not None:
                 raise ConfigError(
                     f"{option}={value!r}: has no effect on rows from Python; leave it out"
                 )
         splits = named_splits(rows).items()
-        return PlainFiles(folder, "rows", options).open(
+        return PlainFiles(folder, "rows", reading, run_length).open(
             [
                 InputFile("", split or "rows", split, rows=enumerate(python_rows(split_rows), 1))
                 for split, split_rows in splits
@@ -155,28 +162,39 @@ def _open(rows: Rows, folder: Path, options: RowOptions, root: str | None) -> Ro
     urls = expand(names)
     name = _name_of(names[0])
     root = root or media_folder(rows)
-    plain_files = PlainFiles(folder, name, options, root)
+    plain_files = PlainFiles(folder, name, reading, run_length, root)
     is_remote_folder = is_remote(urls[0]) and root is not None
     if len(urls) == 1 and (is_remote_folder or is_local_folder(urls[0])):
-        return _open_folder(urls[0], plain_files, options)
-    inputs = _inputs_of(urls, folder, options, root)
+        return _open_folder(urls[0], plain_files, reading)
+    inputs = _inputs_of(urls, folder, reading, root)
     if not any(map(is_local_folder, urls)):
         if holds_tar(str(inputs[0].copy or urls[0])):
-            options.require_kind("tars", urls[0])
-            return _open_tars(inputs, name, folder, options)
-        if options.rows_as == "tars":
+            _require_kind(reading, "tars", urls[0])
+            return _open_tars(inputs, name, folder, reading)
+        if reading.rows_as == "tars":
             raise ConfigError(f"{urls[0]}: is not a tar; leave out rows_as='tars'")
     return plain_files.open(inputs)
 
 
 def _open_tars(
-    files: Sequence[InputFile], name: str, folder: Path, options: RowOptions
+    files: Sequence[InputFile], name: str, folder: Path, reading: RowReading
 ) -> SampleSource:
     """Return the source of tars of samples. Those that cannot be read at any place are copied."""
     if are_readable(files):
-        return SampleSource.open([file.url for file in files], name, options.limit)
-    copies = copy_tars(files, folder, options.limit)
-    return SampleSource.open(copies, name, options.limit, is_temporary=True)
+        return SampleSource.open([file.url for file in files], name, reading.limit)
+    copies = copy_tars(files, folder, reading.limit)
+    return SampleSource.open(copies, name, reading.limit, is_temporary=True)
+
+
+def _require_kind(reading: RowReading, kind: RowKind, url: str) -> None:
+    """Refuse `rows_as` and `encoding` where the content is clearly something else."""
+    name = NAMES_OF_KINDS[kind]
+    if reading.rows_as not in (None, kind):
+        raise ConfigError(f"{url}: is {name}, not rows_as={reading.rows_as!r}")
+    if reading.encoding is not None:
+        raise ConfigError(
+            f"{url}: is {name}, where encoding={reading.encoding!r} has no effect; leave it out"
+        )
 
 
 def _name_of(path: str) -> str:
@@ -184,21 +202,21 @@ def _name_of(path: str) -> str:
     return "stdin" if path == STDIN else encodable(split_url(path.rstrip("/"))[1])
 
 
-def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowSource:
+def _open_folder(url: str, plain_files: PlainFiles, reading: RowReading) -> RowSource:
     """Return the source of a folder's rows. Everything but tars of samples is read as files."""
     name, temporary = plain_files.name, plain_files.folder
     url = local_path(url).rstrip("/") or "/"
     if is_remote(url) and open_store(url).exists(MANIFEST_NAME):
-        options.require_kind("tars", url)  # too large to be listed, perhaps
-        return SampleSource.open(url, name, options.limit)
-    content = look_into(url, options.rows_as)
-    kind = content.kind(url, options.rows_as)
+        _require_kind(reading, "tars", url)  # too large to be listed, perhaps
+        return SampleSource.open(url, name, reading.limit)
+    content = look_into(url, reading.rows_as)
+    kind = content.kind(url, reading.rows_as)
     if kind == "tars" and content.has_manifest:
-        return SampleSource.open(url, name, options.limit)
+        return SampleSource.open(url, name, reading.limit)
     if kind == "tars":
         tars = content.tars_to_read(url)
         files = [InputFile(f"{url.rstrip('/')}/{tar}", tar) for tar in tars]
-        return _open_tars(files, name, temporary, options)
+        return _open_tars(files, name, temporary, reading)
     if kind != "media":
         return plain_files.open(files_in(url, content, kind))
     if len(content.splits) == 1:
@@ -216,7 +234,7 @@ def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowS
     splits.sort(key=lambda split: SPLIT_ORDER.index(str(split[1])))
     inputs = []
     for subfolder, split in splits or [(None, None)]:
-        rows = iter_media(url, content, subfolder, options.encoding)
+        rows = iter_media(url, content, subfolder, reading.encoding)
         inputs.append(InputFile("", subfolder or name, split, rows=rows))
     return plain_files.open(inputs)
 
@@ -289,14 +307,14 @@ def is_local_folder(url: str) -> bool:
 
 
 def _inputs_of(
-    urls: Sequence[str], folder: Path, options: RowOptions, root: str | None
+    urls: Sequence[str], folder: Path, reading: RowReading, root: str | None
 ) -> list[InputFile]:
     """Return the inputs of several files and local folders, in their order.
 
     Args:
         urls: What the caller named.
         folder: Temporary folder.
-        options: How rows are read.
+        reading: How rows are read.
         root: Folder that media are relative to. It holds all that was named. None: some of it is
             remote.
 
@@ -308,8 +326,8 @@ def _inputs_of(
     paths = {url: local_path(url) for url in urls if is_local_folder(url)}
     if paths and root is None:
         raise ConfigError("rows: local folders and URLs together; convert them apart")
-    contents = {url: look_into(path, options.rows_as) for url, path in paths.items()}
-    kinds = {url: contents[url].kind(paths[url], options.rows_as) for url in paths}
+    contents = {url: look_into(path, reading.rows_as) for url, path in paths.items()}
+    kinds = {url: contents[url].kind(paths[url], reading.rows_as) for url in paths}
     media = [content for url, content in contents.items() if kinds[url] == "media"]
     classes = {name for content in media for name in content.classes.get(None, {})}
     numbers = {name: number for number, name in enumerate(sorted(classes))}
@@ -332,7 +350,7 @@ def _inputs_of(
         if kind == "media":
             if None in content.classes:
                 content = replace(content, classes={None: numbers})
-            rows = with_media_prefix(iter_media(path, content, None, options.encoding), prefix)
+            rows = with_media_prefix(iter_media(path, content, None, reading.encoding), prefix)
             inputs.append(InputFile("", name, rows=rows))
     return inputs
 
@@ -369,15 +387,21 @@ class PlainFiles:
     Args:
         folder: Temporary folder for copies. It must live as long as the rows are read.
         name: How the plan and messages name the rows.
-        options: How rows are read.
+        reading: How rows are read.
+        run_length: As in `open_rows`.
         root: Folder or prefix that media are relative to. None: there is none.
     """
 
     def __init__(
-        self, folder: Path, name: str, options: RowOptions, root: str | None = None
+        self,
+        folder: Path,
+        name: str,
+        reading: RowReading,
+        run_length: int,
+        root: str | None = None,
     ) -> None:
         self.folder, self.name = folder, name
-        self._options, self._root = options, root
+        self._reading, self._run_length, self._root = reading, run_length, root
         self._files: list[RecordFile] = []
         self._splits: list[tuple[str | None, int]] = []
         self._num_rows = 0
@@ -386,7 +410,7 @@ class PlainFiles:
     def open(self, inputs: Sequence[InputFile]) -> RowSource:
         """Return the source of some inputs."""
         if (tables := self._parquet_in_place(inputs)) is not None:
-            return ParquetSource.of(self.name, tables, self._options.limit)
+            return ParquetSource.of(self.name, tables, self._reading.limit)
         offsets_path = self.folder / "offsets"
         with offsets_path.open("wb") as offsets:
             for file in inputs:
@@ -403,21 +427,21 @@ class PlainFiles:
         A shard that begins within a row group decodes the rows before it too. So no row group may
         be longer than two shards.
         """
-        if self._options.group_spans or any(file.folder for file in files):
+        if self._reading.group_spans or any(file.folder for file in files):
             return None
         tables = []
         for file in files:
             if not _is_parquet(file):
                 return None
-            self._options.require_kind("parquet", file.url)
+            _require_kind(self._reading, "parquet", file.url)
             tables.append(ParquetFile.open(file))
-            if max(tables[-1].group_sizes, default=0) > 2 * self._options.run_length:
+            if max(tables[-1].group_sizes, default=0) > 2 * self._run_length:
                 return None
         return tables
 
     @property
     def _rows_left(self) -> int | None:
-        limit = self._options.limit
+        limit = self._reading.limit
         return None if limit is None else limit - self._num_rows
 
     def _new_path(self) -> Path:
@@ -428,7 +452,7 @@ class PlainFiles:
             self._add_spool(file.rows, file, offsets)
             return
         if _is_parquet(file):
-            self._options.require_kind("parquet", file.url)
+            _require_kind(self._reading, "parquet", file.url)
             self._add_spool(iter_parquet(ParquetFile.open(file)), file, offsets)
             return
         path = plain_file(file, self._new_path(), self.folder / "download")
@@ -438,7 +462,7 @@ class PlainFiles:
         if kind == "jsonl" and (inside := rows_inside(single_object(path))) is not None:
             self._add_spool(inside, file, offsets)
             return
-        if kind == "jsonl" and not self._options.group_spans and not file.folder:
+        if kind == "jsonl" and not self._reading.group_spans and not file.folder:
             num_rows, sha256 = scan_lines(path, offsets, self._rows_left)
             self._add(path, file, num_rows, sha256, is_spool=False)
             return
@@ -449,8 +473,8 @@ class PlainFiles:
     def _add_spool(self, rows: Iterable[NumberedRow], file: InputFile, offsets: BinaryIO) -> None:
         path = self._new_path()
         rows = with_folder(rows, file.folder)
-        if self._options.group_spans:
-            rows = group_rows(rows, self._options.media_keys)
+        if self._reading.group_spans:
+            rows = group_rows(rows, [*(self._reading.columns or {}).values()])
         num_rows, sha256 = write_spool(rows, path, offsets, self._rows_left)
         self._add(path, file, num_rows, sha256, is_spool=True)
 
@@ -476,12 +500,12 @@ class PlainFiles:
 
     def _kind(self, path: Path, file: InputFile) -> tuple[Path, RowKind, str]:
         """Return a file that holds the same in UTF-8, what it is, and the delimiter of a table."""
-        rows_as, encoding = self._options.rows_as, self._options.encoding
+        rows_as, encoding = self._reading.rows_as, self._reading.encoding
         head = read_head(str(path), HEAD_BYTES)
         binary: RowKind | None = "arrow" if is_arrow(head) else None
         binary = "parquet" if head.startswith(PARQUET_MAGIC) else binary
         if binary is not None:
-            self._options.require_kind(binary, file.url)
+            _require_kind(self._reading, binary, file.url)
             return path, binary, ""
         if is_tar(head):
             raise ConfigError(f"{file.url}: this is a tar among other files; name tars alone")
