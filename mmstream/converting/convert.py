@@ -56,7 +56,6 @@ from mmstream.converting.outputs import (
     locked_outputs,
     mark_duplicates,
     num_ranks,
-    read_marker,
     shards_of,
     warn_of_leaks,
 )
@@ -85,14 +84,21 @@ from mmstream.converting.shard import (
     ShardReport,
     engine_of,
     files_of,
-    require_engine,
 )
+from mmstream.dataset.files import read_json
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, escaped
-from mmstream.settings import AnyInt, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
-from mmstream.storage import Store, is_remote, join_url, open_store
+from mmstream.settings import (
+    AnyInt,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    checked,
+    refuse_broken,
+)
+from mmstream.storage import Store, is_remote, join_url, open_store, require_shared
 from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path, require_no_secret, require_two_slashes
 
@@ -313,7 +319,7 @@ def convert(
     work = Work(Rerun() if rerun is None else rerun, shard_range)
     _require_one_process(work.rerun)
     root = _media_folder(rows, media_root)
-    require_engine(engine, num_workers, dest)
+    require_shared([dest], 2 if engine == "ray" else num_workers or 0)
     if engine == "ray" or (num_workers or 0) > 1:
         options.format.require_portable()
     access = MediaAccess(
@@ -427,12 +433,8 @@ def _refuse_options_of_rows(options: Options) -> None:
         "dataset_info": row_format.dataset_info,
         "group_spans=True": reading.group_spans,
     }
-    for name, is_given in row_options.items():
-        if is_given:
-            raise ConfigError(
-                f"{name}: has no effect on tars of samples, whose fields stay as they are; "
-                "leave it out"
-            )
+    effect = "has no effect on tars of samples, whose fields stay as they are; leave it out"
+    refuse_broken(*((is_given, f"{name}: {effect}") for name, is_given in row_options.items()))
 
 
 def _media_folder(rows: Rows, media_root: str | None) -> str | None:
@@ -718,7 +720,7 @@ def _output(store: Store, split: str | None, locks: ExitStack) -> Output:
             raise ConfigError(f"{store.url}: holds a dataset that no conversion wrote")
         return Output(split, store, range(plan["num_rows"]), plan, "finished", Work())
     lock = lock_all(store, "finalize", locks)
-    marker = read_marker(store)
+    marker = read_json(store, MARKER_NAME)
     if marker.get("clearing"):
         raise ConfigError(
             f"{store.url}: an overwrite was interrupted here; run it again to its end"

@@ -85,7 +85,7 @@ from mmstream.media.fields import media_files
 from mmstream.media.types import kind_of
 from mmstream.processes.machine import num_cores
 from mmstream.processes.run import run_in_processes
-from mmstream.storage import Store, is_remote, open_store, require_shared
+from mmstream.storage import Store, is_remote, open_store
 from mmstream.storage.store import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.header import BLOCK
@@ -529,11 +529,6 @@ EngineName: TypeAlias = Literal["processes", "ray"]
 
 Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]]
 """Writes shards. Yields (URL of the store, report) for each job, when it is done."""
-
-
-def require_engine(name: str, num_workers: int | None, dest: str) -> None:
-    """Raise a ConfigError where an engine cannot write to a destination."""
-    require_shared([dest], 2 if name == "ray" else num_workers or 0)
 
 
 def engine_of(name: str, num_workers: int | None) -> Engine:
