@@ -33,7 +33,6 @@ import torch
 from tqdm import tqdm
 
 from mmstream.baking.samples import (
-    BakedSample,
     BakeJob,
     Baker,
     BatchFunction,
@@ -215,8 +214,6 @@ def bake_into(baker: Baker, dest: str, num_workers: int, progress: bool) -> Bake
         progress: Show a progress bar (on a terminal only).
     """
     started = time.monotonic()
-    if num_workers < 0:
-        raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     if not baker.dataset.corpus.num_samples:
         raise ConfigError(f"bake: {baker.dataset!r} has no samples to write: choose others")
     store = open_destination(dest, baker.dataset)
@@ -264,7 +261,9 @@ def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardR
     with tqdm(total=int(counts.sum()), unit=" samples", desc="bake", disable=disable) as bar:
         for shard, report in jobs:
             reports[shard] = report
-            num_bad += report.num_bad - report.num_left_out - _num_listed(job.baker.dataset, shard)
+            dataset = job.baker.dataset
+            is_listed = np.isin(dataset.indexes_of(shard), listed_indexes(dataset, shard))
+            num_bad += report.num_bad - report.num_left_out - int(is_listed.sum())
             num_samples += report.info.num_samples
             _check_limit(job.baker.pipeline, num_bad, num_samples, reports.values())
             bar.update(report.info.num_samples)
@@ -276,11 +275,6 @@ def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardR
                 f"{counts[shard]}; run `mmstream index --overwrite`"
             )
     return ordered
-
-
-def _num_listed(dataset: Dataset, shard: int) -> int:
-    """Return how many samples of a shard are baked as bad because no epoch has them."""
-    return int(np.isin(dataset.indexes_of(shard), listed_indexes(dataset, shard)).sum())
 
 
 def _check_limit(
@@ -424,12 +418,12 @@ def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> list[str]:
     started = time.monotonic()
     for shard in shards:
         for sample in baker.samples(shard, min(per_shard, num_samples - len(samples))):
-            samples.append((_tar_bytes(sample), sample.kind, sample.reason))
+            num_bytes = sum(BLOCK + padded(len(data)) for data in sample.members.values())
+            samples.append((num_bytes, sample.kind, sample.reason))
             files = joined_files(files, sample.files)
     num_tried = max(1, len(samples))
     seconds = (time.monotonic() - started) / num_tried * len(dataset) / max(1, num_workers)
     sample_bytes = sum(num_bytes for num_bytes, _, _ in samples) / num_tried
-    num_bytes = sample_bytes * len(dataset)
     num_bad = sum(bool(kind) for _, kind, _ in samples)
     lines = [f"{len(samples):,} samples tried, {num_bad:,} of them bad or left out"]
     for name, file in files.items():
@@ -440,16 +434,13 @@ def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> list[str]:
     reasons = [reason for _, kind, reason in samples if kind and kind != FILTERED]
     lines += [f"  bad: {reason}" for reason in reasons[:MAX_REASONS]]
     lines.append(
-        f"{len(dataset):,} samples of {sample_bytes / 1e6:.3g} MB, about {num_bytes / 1e9:,.3g} GB "
+        f"{len(dataset):,} samples of {sample_bytes / 1e6:.3g} MB, about "
+        f"{sample_bytes * len(dataset) / 1e9:,.3g} GB "
         f"in all (the source has {dataset.num_bytes / 1e9:,.3g} GB) and "
         f"{time_text(seconds)} with {max(1, num_workers)} "
         f"{'processes' if num_workers > 1 else 'process'}"
     )
     return lines
-
-
-def _tar_bytes(sample: BakedSample) -> int:
-    return sum(BLOCK + padded(len(data)) for data in sample.members.values())
 
 
 # -- where it is written ---------------------------------------------------------------------------

@@ -88,7 +88,9 @@ class _Decoded(NamedTuple):
     @property
     def content(self) -> Any:
         """What two decodings of a sample have in common."""
-        return self.reason if self.sample is None else _data_of(self.sample)
+        if self.sample is None:
+            return self.reason
+        return {name: data for name, (data, _) in encode_sample(self.sample).items()}
 
 
 @dataclass(frozen=True)
@@ -325,10 +327,6 @@ def _chunks(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
         yield chunk
 
 
-def _data_of(sample: Sample) -> dict[str, bytes]:
-    return {name: data for name, (data, _) in encode_sample(sample).items()}
-
-
 def _differing_name(decoded: _Decoded, other: _Decoded) -> str:
     """Return ``.field`` of the first file in which two decodings differ. "": none does."""
     try:
@@ -346,7 +344,7 @@ def _differing_name(decoded: _Decoded, other: _Decoded) -> str:
 # -- one shard -------------------------------------------------------------------------------------
 
 
-class ShardReport(msgspec.Struct, frozen=True):
+class ShardReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of one shard."""
 
     info: ShardInfo
@@ -387,10 +385,10 @@ def write_shard(shard: int) -> ShardReport:
     """Write one shard, unless an earlier call did; see `Baker.samples` for what it raises."""
     job = _Worker.job
     name = job.baker.dataset.name_of(shard)
-    report = _committed(job, name)
-    return (
-        _write(job, shard, name) if report is None else msgspec.structs.replace(report, reused=True)
-    )
+    report = read_shard_report(job.store, name, ShardReport)
+    if report is not None and wrong_size(job.store, shard_sizes(report.info)) is None:
+        return msgspec.structs.replace(report, reused=True)
+    return _write(job, shard, name)
 
 
 def joined_files(
@@ -405,14 +403,6 @@ def joined_files(
     for name, file in others.items():
         joined[name] = joined[name].joined(name, file) if name in joined else file
     return joined
-
-
-def _committed(job: BakeJob, name: str) -> ShardReport | None:
-    """Return the report of a shard that an earlier call wrote, if its files are all there."""
-    report = read_shard_report(job.store, name, ShardReport)
-    if report is None or wrong_size(job.store, shard_sizes(report.info)) is not None:
-        return None
-    return report
 
 
 def _write(job: BakeJob, shard: int, name: str) -> ShardReport:
@@ -435,8 +425,6 @@ def _write(job: BakeJob, shard: int, name: str) -> ShardReport:
 
     info = write_tar(job.store, name, samples(), lambda _: job.lock.require())
     report = ShardReport(info, files, kinds.total(), kinds[FILTERED], first_reason)
-    stored = msgspec.to_builtins(report)
-    del stored["reused"]
     job.lock.require()
-    job.store.write(report_name(name), msgspec.json.encode(stored) + b"\n")
+    job.store.write(report_name(name), msgspec.json.encode(report) + b"\n")
     return report
