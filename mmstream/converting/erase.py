@@ -20,7 +20,6 @@ import hashlib
 import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -58,11 +57,10 @@ from mmstream.dataset.index import (
     sample_checksum,
     walk_tar,
 )
-from mmstream.dataset.index_part import PartWriter
 from mmstream.dataset.keys import read_keys
-from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, IndexPart, Manifest
+from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, Manifest
 from mmstream.dataset.removed import digest_of, mark_erased, read_removed
-from mmstream.dataset.shard_indexes import MAX_SHARDS_AT_ONCE, ShardIndexes
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped, where
 from mmstream.storage import LocalStore, Store, open_store
 from mmstream.storage.store import map_requests
@@ -98,10 +96,6 @@ class _Edit(NamedTuple):
     stop: int
     head: bytes
     fill: bytes
-
-    def bytes_of(self, start: int, stop: int) -> bytes:
-        """Return the new bytes [start, stop) of the tar, which lie within the edit."""
-        return self.head[start - self.start : stop - self.start].ljust(stop - start, self.fill)
 
 
 def require_erasable(dataset: Dataset, refs: Sequence[SampleRef]) -> None:
@@ -243,7 +237,8 @@ def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
             for edit in edits:
                 first, end = max(start, edit.start), min(stop, edit.stop)
                 if first < end:
-                    data[first - start : end - start] = edit.bytes_of(first, end)
+                    new = edit.head[first - edit.start : end - edit.start]
+                    data[first - start : end - start] = new.ljust(end - first, edit.fill)
             after.update(data)
             file.write(data)
     checksums = {
@@ -412,13 +407,9 @@ def _rewrite_reports(store: Store, digests: Collection[str], have_row_keys: bool
         )
         _write(store, REPORT_NAME, json_lines(replace(report, reject_kinds=emptied_kinds)))
     for shard, keys in emptied.items():
-        if not keys:
-            continue
-        lines = list(lines_of(store, rejects_name(shard)))
-        for number in keys:
-            lines[number] = _EMPTY_REJECT.ljust(len(lines[number]))
-        _write(store, rejects_name(shard), b"".join(line + b"\n" for line in lines))
-        _rewrite_sidecar(store, shard, {}, keys)
+        if keys:
+            _leave_out(store, rejects_name(shard), is_erased, are_kept=True)
+            _rewrite_sidecar(store, shard, {}, keys)
 
 
 _REJECTS = ".rejects.jsonl"
@@ -459,7 +450,13 @@ def _values(store: Store, name: str) -> Iterator[dict[str, Any]]:
 
 def _rewrite_manifest(store: Store, manifest: Manifest, tars: Mapping[str, _Tar]) -> None:
     """Rewrite the parts of the index that have other checksums now, and the manifest."""
-    parts = [_rewrite_part(store, manifest, part, tars) for part in manifest.index_parts]
+    checksums, parts = {name: tar.column for name, tar in tars.items()}, []
+    for part in manifest.index_parts:
+        first, last = part.first_shard, part.last_shard
+        names = {info.name for info in manifest.shards[first : last + 1]}
+        if manifest.checksums is not None and names & tars.keys():
+            part = write_part(store, manifest, first, last, rewritten=checksums) or part
+        parts.append(part)
     names = {info.name for info in manifest.shards}
     erased = manifest.erased | {name: tar.after for name, tar in tars.items() if name in names}
     new_manifest = replace(manifest, erased=erased, index_parts=tuple(parts))
@@ -467,26 +464,6 @@ def _rewrite_manifest(store: Store, manifest: Manifest, tars: Mapping[str, _Tar]
     for name in store.list():
         if INDEX_PART_NAME.fullmatch(name) and name not in {part.name for part in parts}:
             store.remove(name)
-
-
-def _rewrite_part(
-    store: Store, manifest: Manifest, part: IndexPart, tars: Mapping[str, _Tar]
-) -> IndexPart:
-    """Rewrite a part of the index that has checksums of these tars. Return which one counts."""
-    infos, shards = manifest.shards, range(part.first_shard, part.last_shard + 1)
-    if manifest.checksums is None or not any(infos[shard].name in tars for shard in shards):
-        return part
-    indexes = ShardIndexes(store, manifest, has_checksums=True)
-    with tempfile.TemporaryFile(prefix="mmstream-") as file:
-        writer = PartWriter(file, part.first_shard)
-        for shard in shards:
-            if (shard - part.first_shard) % MAX_SHARDS_AT_ONCE == 0:
-                indexes.load(shards[shard - part.first_shard :][:MAX_SHARDS_AT_ONCE])
-            columns, tar = indexes.columns(shard), tars.get(infos[shard].name)
-            if tar is not None:
-                columns = replace(columns, checksums=tar.column)
-            writer.add(infos[shard].num_bytes, columns)
-        return writer.write(store) or part
 
 
 def _write(store: Store, name: str, data: bytes) -> None:

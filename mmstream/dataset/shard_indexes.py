@@ -28,6 +28,7 @@ from typing import Any, cast
 import numpy as np
 
 from mmstream.dataset.index import (
+    Checksums,
     checksums_name,
     checksums_size,
     decode_checksums,
@@ -500,14 +501,17 @@ def write_part(
     manifest: Manifest,
     first_shard: int,
     last_shard: int,
+    *,
+    rewritten: Mapping[str, Checksums | None] | None = None,
 ) -> IndexPart | None:
     """Write a part of the index for some shards in a row. Equal shards give an equal part.
 
     Args:
         store: Holds the files, and gets the part.
-        manifest: Names the shards. Its parts are not looked at.
+        manifest: Names the shards. Its parts are not looked at, unless some are `rewritten`.
         first_shard: Position of the first shard.
         last_shard: Position of the last one.
+        rewritten: {name of a shard: its checksums}, where these alone have changed.
 
     Returns:
         The entry of the part in the manifest. None without shards.
@@ -517,14 +521,18 @@ def write_part(
         StorageError: The storage failed after retries.
         OSError: The disk with the temporary file failed.
     """
-    indexes = ShardIndexes(store, replace(manifest, index_parts=()), manifest.checksums is not None)
+    source = replace(manifest, index_parts=()) if rewritten is None else manifest
+    indexes = ShardIndexes(store, source, manifest.checksums is not None)
     with tempfile.TemporaryFile(prefix="mmstream-") as columns_file:
         writer = PartWriter(columns_file, first_shard)
         for shard in range(first_shard, last_shard + 1):
             if (shard - first_shard) % MAX_SHARDS_AT_ONCE == 0:
                 stop = min(shard + MAX_SHARDS_AT_ONCE, last_shard + 1)
                 indexes.load(range(shard, stop))
-            writer.add(manifest.shards[shard].num_bytes, indexes.columns(shard))
+            info, columns = manifest.shards[shard], indexes.columns(shard)
+            if rewritten is not None and info.name in rewritten:
+                columns = replace(columns, checksums=rewritten[info.name])
+            writer.add(info.num_bytes, columns)
         return writer.write(store)
 
 
