@@ -24,11 +24,10 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.converting.report import read_shard_report, remove_reports, report_name
-from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes, wrong_size
+from mmstream.converting.shard import shard_sizes, write_tar, wrong_size
 from mmstream.dataset.buckets import bucket_selections
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import commit, json_lines, read_json
-from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ShardError, where
@@ -63,7 +62,6 @@ from mmstream.settings import (
 )
 from mmstream.storage import Store, open_store, require_shared
 from mmstream.storage.write_lock import WriteLock, write_lock
-from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members
 from mmstream.tar.writer import TarWriter
 from mmstream.types import IntArray, Sample
@@ -365,17 +363,7 @@ def _write_shard(job: _Job) -> ShardInfo:
     written = read_shard_report(job.store, job.name, ShardInfo)
     if written is not None and wrong_size(job.store, shard_sizes(written)) is None:
         return written
-    offsets, checksums = [0], list[int]()
-    with job.store.create(job.name) as file, HashedFile(file) as hashed:
-        for data in _samples(job):
-            hashed.write(data)
-            offsets.append(offsets[-1] + len(data))
-            checksums.append(sample_checksum(data))
-        hashed.write(bytes(2 * BLOCK))
-        sha256 = hashed.close()
-        job.lock.require()
-    write_indexes(job.store, job.name, offsets, checksums)
-    info = ShardInfo(job.name, len(job.positions), offsets[-1] + 2 * BLOCK, sha256)
+    info = write_tar(job.store, job.name, _samples(job), lambda _: job.lock.require())
     job.lock.require()
     job.store.write(report_name(job.name), msgspec.json.encode(info) + b"\n")
     return info

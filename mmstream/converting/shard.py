@@ -425,7 +425,7 @@ def wrong_size(store: Store, sizes: Mapping[str, int]) -> str | None:
 def write_tar(
     store: Store,
     name: str,
-    samples: Iterable[tuple[str, Mapping[str, bytes]]],
+    samples: Iterable[tuple[str, Mapping[str, bytes]] | bytes],
     require: Callable[[ShardInfo], None],
 ) -> ShardInfo:
     """Write the tar of a shard, and then the small files beside it.
@@ -433,38 +433,25 @@ def write_tar(
     Args:
         store: The destination.
         name: Of the tar.
-        samples: Pairs (key, fields).
+        samples: Pairs (key, fields), or the bytes of samples of other tars.
         require: Called before the tar appears. What it raises leaves no tar.
     """
     with store.create(name) as file, HashedFile(file) as hashed:
         writer = TarWriter(cast(BinaryIO, hashed))
-        for key, fields in samples:
-            writer.add(key, fields)
+        for sample in samples:
+            if isinstance(sample, tuple):
+                writer.add(*sample)
+            else:
+                writer.copy(sample)
         writer.close()
         sha256 = hashed.close()
         info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
         require(info)
-    write_indexes(store, name, writer.offsets, writer.checksums)
-    return info
-
-
-def write_indexes(
-    store: Store,
-    shard: str,
-    offsets: list[int],
-    checksums: list[int],
-) -> None:
-    """Write the small files beside a tar: its index, and the checksums of its samples.
-
-    Args:
-        store: Holds the tar.
-        shard: Its name.
-        offsets: Of its samples, and after the last one.
-        checksums: Of its samples.
-    """
-    index = encode_index(offsets)
-    files = {index_name(shard): index, checksums_name(shard): encode_checksums(checksums, index)}
+    index = encode_index(writer.offsets)
+    checksums = encode_checksums(writer.checksums, index)
+    files = {index_name(name): index, checksums_name(name): checksums}
     map_requests(store, lambda file: store.write(*file), files.items())
+    return info
 
 
 BLOCK_BYTES = 1 << 20

@@ -63,6 +63,13 @@ class TarWriter:
         self._position = position
         self.checksums.append(checksum)
 
+    def copy(self, sample: bytes) -> None:
+        """Append a sample of another tar, with its headers and padding."""
+        self.offsets.append(self._position)
+        self._file.write(sample)
+        self._position += len(sample)
+        self.checksums.append(crc32c(sample, 0, 0))
+
     def close(self) -> None:
         """Write the two blocks of zeros that end a tar. The file stays open."""
         self.offsets.append(self._position)

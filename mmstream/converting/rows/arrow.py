@@ -55,7 +55,6 @@ from mmstream.converting.rows.records import (
     RowSource,
     identity_of,
     joint_sha256,
-    ranges_of_splits,
 )
 from mmstream.converting.rows.tables import require_different
 from mmstream.errors import ConfigError, MMStreamError, escaped
@@ -531,12 +530,6 @@ class ParquetSource(RowSource):
     files: tuple[ParquetFile, ...]
     limit: int | None = None
     splits: Mapping[str, range] = field(default_factory=dict)
-
-    @staticmethod
-    def of(name: str, files: Sequence[ParquetFile], limit: int | None) -> ParquetSource:
-        """Return the source of some files."""
-        splits = ranges_of_splits([(file.split, file.num_rows) for file in files], limit)
-        return ParquetSource(name, tuple(files), limit, splits)
 
     @property
     def num_rows(self) -> int:

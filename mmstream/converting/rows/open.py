@@ -98,6 +98,7 @@ from mmstream.converting.rows.tables import (
     write_lines,
 )
 from mmstream.dataset.manifest import MANIFEST_NAME
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import is_remote, open_store, split_url
 from mmstream.storage.urls import local_path
@@ -181,9 +182,9 @@ def _open_tars(
 ) -> SampleSource:
     """Return the source of tars of samples. Those that cannot be read at any place are copied."""
     if are_readable(files):
-        return SampleSource.open([file.url for file in files], name, reading.limit)
+        return SampleSource(name, open_dataset([file.url for file in files]), reading.limit)
     copies = copy_tars(files, folder, reading.limit)
-    return SampleSource.open(copies, name, reading.limit, is_temporary=True)
+    return SampleSource(name, open_dataset(copies), reading.limit, is_temporary=True)
 
 
 def _require_kind(reading: RowReading, kind: RowKind, url: str) -> None:
@@ -208,11 +209,11 @@ def _open_folder(url: str, plain_files: PlainFiles, reading: RowReading) -> RowS
     url = local_path(url).rstrip("/") or "/"
     if is_remote(url) and open_store(url).exists(MANIFEST_NAME):
         _require_kind(reading, "tars", url)  # too large to be listed, perhaps
-        return SampleSource.open(url, name, reading.limit)
+        return SampleSource(name, open_dataset(url), reading.limit)
     content = look_into(url, reading.rows_as)
     kind = content.kind(url, reading.rows_as)
     if kind == "tars" and content.has_manifest:
-        return SampleSource.open(url, name, reading.limit)
+        return SampleSource(name, open_dataset(url), reading.limit)
     if kind == "tars":
         tars = content.tars_to_read(url)
         files = [InputFile(f"{url.rstrip('/')}/{tar}", tar) for tar in tars]
@@ -410,7 +411,9 @@ class PlainFiles:
     def open(self, inputs: Sequence[InputFile]) -> RowSource:
         """Return the source of some inputs."""
         if (tables := self._parquet_in_place(inputs)) is not None:
-            return ParquetSource.of(self.name, tables, self._reading.limit)
+            limit = self._reading.limit
+            splits = ranges_of_splits([(table.split, table.num_rows) for table in tables], limit)
+            return ParquetSource(self.name, tuple(tables), limit, splits)
         offsets_path = self.folder / "offsets"
         with offsets_path.open("wb") as offsets:
             for file in inputs:

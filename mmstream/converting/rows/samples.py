@@ -11,7 +11,7 @@ as one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +23,6 @@ from mmstream.converting.draft import RowError, StoredSample
 from mmstream.converting.rows.records import Row, RowRange, RowSource, encodable, identity_of
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import read_keys
-from mmstream.dataset.open import open_dataset
 from mmstream.errors import ChecksumError, SampleError
 from mmstream.media.fields import json_object
 from mmstream.tar.samples import is_reserved
@@ -103,17 +102,6 @@ class SampleSource(RowSource):
     is_temporary: bool = False
     """The tars are copies in a temporary folder of this machine."""
     splits: Mapping[str, range] = field(default_factory=dict)
-
-    @staticmethod
-    def open(
-        source: str | Sequence[str], name: str, limit: int | None, *, is_temporary: bool = False
-    ) -> SampleSource:
-        """Open tars, or a folder of them.
-
-        Raises:
-            ManifestError: No tars, an unfinished conversion, or remote tars without an index.
-        """
-        return SampleSource(name, open_dataset(source), limit, is_temporary)
 
     @property
     def num_left_out(self) -> int:
