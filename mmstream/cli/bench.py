@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from mmstream.cli.select import choosing
+from mmstream.cli.select import choosing, open_chosen
 from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, load_pipeline, say
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
@@ -93,12 +93,10 @@ def bench(
     URL may also be the JSON file of a mixture.
     """
     from mmstream.batching.collate import collate
-    from mmstream.dataset.mixture import open_data
-    from mmstream.dataset.select import chosen
 
     if pipeline_name is not None and (image_size, global_batch_size) != (None, None):
         raise click.UsageError("--image-size and --global-batch-size go without --pipeline")
-    data = chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
+    data = open_chosen(url, allow_foreign_urls, choice)
     note = "--pipeline was measured"
     if pipeline_name is not None:
         pipeline = load_pipeline(pipeline_name, data)

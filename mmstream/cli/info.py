@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import click
 
-from mmstream.cli.select import bucketing, buckets_from, choosing
+from mmstream.cli.select import bucketing, buckets_from, choosing, open_chosen
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -20,8 +21,8 @@ from mmstream.cli.shared import (
 )
 from mmstream.dataset.buckets import bucket_order
 from mmstream.dataset.columns import column_names, read_columns
-from mmstream.dataset.mixture import Mixture, open_data
-from mmstream.dataset.select import chosen, stored_names
+from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.select import stored_names
 from mmstream.display.contents import spread
 from mmstream.display.samples import statistics_html, statistics_lines
 from mmstream.display.text import count_text, size_text
@@ -122,27 +123,24 @@ def info(
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
     source.
     """
-
-    def open_chosen() -> Any:
-        return chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
-
+    open_it = partial(open_chosen, url, allow_foreign_urls, choice)
     if plan is not None:
         refuse_given(["num_keys", "as_json", "stats", "columns"], "without --plan")
         refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
         wanted = buckets_from(buckets, edges, resolution, multiple_of)
-        _show_reads(open_chosen(), plan, ranks, wanted)
+        _show_reads(open_it(), plan, ranks, wanted)
         return
     refuse_given(["ranks", "buckets", "edges", "resolution", "multiple_of"], "with --plan")
     if stats:
         refuse_given(["num_keys", "columns"], "without --stats")
-        _show_statistics(open_chosen(), url, num_samples or 1000, seed, tokenizer, html, as_json)
+        _show_statistics(open_it(), url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
     refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
     if columns:
         refuse_given(["num_keys", "as_json"], "without --columns")
-        _show_columns(open_chosen())
+        _show_columns(open_it())
         return
-    _show(open_chosen(), num_keys, as_json)
+    _show(open_it(), num_keys, as_json)
 
 
 def _show(data: Any, num_keys: int, as_json: bool) -> None:

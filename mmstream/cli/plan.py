@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from mmstream.cli.select import choosing
+from mmstream.cli.select import choosing, open_chosen
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -281,10 +281,8 @@ def bake(
         refuse_given(["batch_size", "device"], "with --batch-function")
     from mmstream.baking.bake import bake_into, baker_of, estimate
     from mmstream.converting.formats.formats import load_function
-    from mmstream.dataset.open import open_dataset
-    from mmstream.dataset.select import chosen
 
-    dataset = chosen(open_dataset(source, allow_foreign_urls=allow_foreign_urls), **choice)
+    dataset = open_chosen(source, allow_foreign_urls, choice)
     pipeline = load_pipeline(pipeline_name, dataset)
     function: Any = None if batch_name is None else load_function(batch_name)
     baker = baker_of(pipeline, function, batch_size, device, epoch_of_draws)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from mmstream.cli.select import OPTIONS, choosing
+from mmstream.cli.select import OPTIONS, choosing, open_chosen
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -96,8 +96,6 @@ def replay(
     plan. If the settings changed between two epochs, each epoch is compared with its own plan.
     """
     from mmstream.audit.replay import replay as run
-    from mmstream.dataset.mixture import open_data
-    from mmstream.dataset.select import chosen
 
     choice = {name: options.pop(name) for name in OPTIONS}
     if logs and (keys or any(value is not None for value in options.values())):
@@ -106,7 +104,7 @@ def replay(
         )
     chosen_steps = None if steps is None else _parse_steps(steps)
     state = parse_state(sys.stdin.read(), "-") if state_file == "-" else read_state(state_file)
-    dataset = chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
+    dataset = open_chosen(url, allow_foreign_urls, choice)
     order, state_epoch, state_step = order_of_state(state, dataset, plan_beside(dataset, state))
     if logs:
         _check(dataset, order, logs, epoch, chosen_steps, as_json)

@@ -60,6 +60,14 @@ def choosing(*names: str) -> Callable[[F], F]:
     return decorate
 
 
+def open_chosen(url: str, allow_foreign_urls: bool, choice: Mapping[str, Any]) -> Any:
+    """Open a dataset or a mixture, and return what the options choose of it."""
+    from mmstream.dataset.mixture import open_data
+    from mmstream.dataset.select import chosen
+
+    return chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
+
+
 _BUCKET_OPTIONS = (
     click.option(
         "--buckets",

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from mmstream.cli.select import choosing
+from mmstream.cli.select import choosing, open_chosen
 from mmstream.cli.shared import (
     AT_LEAST_1,
     PROBLEM,
@@ -31,7 +31,6 @@ from mmstream.cli.shared import (
 )
 from mmstream.dataset.mixture import open_data
 from mmstream.dataset.open import open_dataset
-from mmstream.dataset.select import chosen
 from mmstream.dataset.source import numbered_datasets, read_sample, refs_of
 from mmstream.display.contents import spread, uncounted
 from mmstream.display.samples import Card, card_lines, cards_html
@@ -114,8 +113,7 @@ def show(
     """
     text = None if tokenizer is None else text_counter(tokenizer, max_length)
     text_tokenizer = None if text is None else text.decoder.tokenizer
-    data = open_data(url, allow_foreign_urls=allow_foreign_urls)
-    data = chosen(data, select=select, where=where)
+    data = open_chosen(url, allow_foreign_urls, {"select": select, "where": where})
     head, choices = _choose(data, **selection)
     num_more = len(choices) - max_samples
 
