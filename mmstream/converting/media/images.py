@@ -20,7 +20,7 @@ import io
 import threading
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -36,6 +36,7 @@ from mmstream.media.pillow import decode_with_pillow, to_rgb, with_alpha
 from mmstream.media.types import Shape
 
 Pixels = NDArray[np.uint8]
+"""uint8 [H, W, C], upright: grey (1), RGB (3) or RGBA (4)."""
 
 _STORED_AS: dict[str, ImageFormat] = {"jpg": "jpg", "webp": "webp", "avif": "jpg", "heic": "jpg"}
 """The format of a resized image, by that of its file, where none is asked for. All others: PNG."""
@@ -47,13 +48,6 @@ _ICC_PIECE_BYTES = 65_519
 _MAX_PROFILE_BYTES = 1 << 20
 _SRGB = (b"sRGB IEC61966", "sRGB IEC61966".encode("utf-16-be"))
 """Descriptions of profiles that say what an image without a profile is anyway."""
-
-
-class _Decoded(NamedTuple):
-    pixels: Pixels
-    """uint8 [H, W, C], upright: grey (1), RGB (3) or RGBA (4). It may be smaller than the file."""
-    profile: bytes | None
-    is_lossless_webp: bool = False
 
 
 def target_of(extension: str, shape: Shape | None, options: MediaOptions) -> ImageFormat | None:
@@ -99,15 +93,23 @@ def encode(
         Exception: What an encoder raises, such as for a side that its format cannot have.
     """
     if extension == "jpg":
-        decoded = _decode_jpeg(data, shape, limits, options)
+        pixels, profile = _decode_jpeg(data, shape, limits, options)
     else:
-        decoded = _decode_others(data, extension, limits)
-    pixels = decoded.pixels
+        pixels, profile = _decode_others(data, extension, limits)
     original = shape or (pixels.shape[0], pixels.shape[1])
     size = _fitting(original, options.max_image_side)
     if pixels.shape[:2] != size:
         pixels = _resized(pixels, size)
-    return _ENCODERS[target](pixels, decoded, options), size, original
+    if target == "jpg":
+        return _encode_jpeg(pixels, profile, options), size, original
+    settings: dict[str, Any] = {}
+    if target == "webp":
+        is_lossless = extension == "webp" and data[12:16] == b"VP8L"
+        settings = {"quality": options.quality, "lossless": is_lossless, "method": 4}
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    file = io.BytesIO()
+    image.save(file, target.upper(), icc_profile=profile, **settings)
+    return file.getvalue(), size, original
 
 
 def _fitting(shape: Shape, side: int | None) -> Shape:
@@ -132,12 +134,13 @@ def _factor(shape: Shape | None, options: MediaOptions) -> int:
 
 def _decode_jpeg(
     data: bytes, shape: Shape | None, limits: Limits, options: MediaOptions
-) -> _Decoded:
+) -> tuple[Pixels, bytes | None]:
+    """Return the pixels, of which there may be fewer than in the file, and the colour profile."""
     pixels, _ = decode_bytes(data, limits, _factor(shape, options))
     profile, is_grey = _jpeg_profile(data)
     if is_grey:
         pixels = np.ascontiguousarray(pixels[:, :, :1])
-    return _Decoded(pixels, profile)
+    return pixels, profile
 
 
 def _jpeg_profile(data: bytes) -> tuple[bytes | None, bool]:
@@ -154,7 +157,7 @@ def _jpeg_profile(data: bytes) -> tuple[bytes | None, bool]:
     return _kept_profile(profile, is_grey=num_components == 1), num_components == 1
 
 
-def _decode_others(data: bytes, extension: str, limits: Limits) -> _Decoded:
+def _decode_others(data: bytes, extension: str, limits: Limits) -> tuple[Pixels, bytes | None]:
     profiles: list[bytes | None] = []
 
     def convert(image: Image.Image) -> Pixels:
@@ -173,8 +176,7 @@ def _decode_others(data: bytes, extension: str, limits: Limits) -> _Decoded:
         decode_bytes(data, limits)  # its checksums
     with unwarned:
         picture = decode_with_pillow(_plugin(data, extension), data, limits, convert=convert)
-    pixels = np.ascontiguousarray(upright(picture.pixels, picture.orientation))
-    return _Decoded(pixels, profiles[0], extension == "webp" and data[12:16] == b"VP8L")
+    return np.ascontiguousarray(upright(picture.pixels, picture.orientation)), profiles[0]
 
 
 def _plugin(data: bytes, extension: str) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
@@ -236,15 +238,14 @@ def _resized(pixels: Pixels, shape: Shape) -> Pixels:
     return resized[:, :, None] if resized.ndim == 2 else resized
 
 
-def _encode_jpeg(pixels: Pixels, decoded: _Decoded, options: MediaOptions) -> bytes:
+def _encode_jpeg(pixels: Pixels, profile: bytes | None, options: MediaOptions) -> bytes:
     if pixels.shape[2] == 4:
-        image = Image.fromarray(pixels)
-        pixels = to_rgb(image)
+        pixels = to_rgb(Image.fromarray(pixels))
     colorspace, subsampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")
     data: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), options.quality, colorspace, subsampling
     )
-    return data if decoded.profile is None else _with_profile(data, decoded.profile)
+    return data if profile is None else _with_profile(data, profile)
 
 
 def _with_profile(jpeg: bytes, profile: bytes) -> bytes:
@@ -265,31 +266,6 @@ def _with_profile(jpeg: bytes, profile: bytes) -> bytes:
     if jpeg[2:4] == b"\xff\xe0":
         start += 2 + int.from_bytes(jpeg[4:6], "big")
     return jpeg[:start] + b"".join(segments) + jpeg[start:]
-
-
-def _encode_png(pixels: Pixels, decoded: _Decoded, _options: MediaOptions) -> bytes:
-    return _saved(pixels, "PNG", decoded.profile)
-
-
-def _encode_webp(pixels: Pixels, decoded: _Decoded, options: MediaOptions) -> bytes:
-    return _saved(
-        pixels,
-        "WEBP",
-        decoded.profile,
-        quality=options.quality,
-        lossless=decoded.is_lossless_webp,
-        method=4,
-    )
-
-
-def _saved(pixels: Pixels, name: str, profile: bytes | None, **settings: object) -> bytes:
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    file = io.BytesIO()
-    image.save(file, name, icc_profile=profile, **settings)
-    return file.getvalue()
-
-
-_ENCODERS = {"jpg": _encode_jpeg, "png": _encode_png, "webp": _encode_webp}
 
 
 class _Unwarned:

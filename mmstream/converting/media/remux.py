@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import av
@@ -31,6 +30,8 @@ _SAME_RATE = 0.01
 there: 30.01 for three seconds."""
 _SAME_START_S = 2e-3
 """Milliseconds again: when the sound begins."""
+_SAME_BYTES = {"fflags": "+bitexact"}
+"""No version of FFmpeg and no time of day in the file."""
 
 
 def remuxed(data: bytes, deadline: Deadline) -> bytes | None:
@@ -67,21 +68,30 @@ def remuxed(data: bytes, deadline: Deadline) -> bytes | None:
 
 
 def _copied(data: bytes, fps: float, deadline: Deadline) -> bytes | None:
-    """Return an MP4 of the same packets. None: there are several tracks of sound."""
+    """Return an MP4 of the same packets: the same bytes each time. None: several tracks of sound.
 
-    def packets(source: Any) -> Iterator[tuple[Any, Any]]:
-        for packet in source.demux(*streams):
-            deadline.check()
-            if packet.size == 0:
-                continue
-            if packet.stream_index == video.index and not packet.duration:
-                packet.duration = round(1 / (fps * packet.time_base))
-            yield packet.stream, packet
-
+    Raises:
+        FFmpegError: An MP4 cannot hold them.
+    """
+    target = io.BytesIO()
     with open_media(data, deadline, MAX_PIXELS) as source:
         video = media_stream(source, "video")
         streams = [video, *source.streams.audio]
-        return mp4_of(streams, packets(source)) if len(streams) <= 2 else None
+        if len(streams) > 2:
+            return None
+        with av.open(target, "w", format="mp4", options=_SAME_BYTES) as out:
+            copies: dict[int, Any] = {}
+            for stream in streams:
+                copies[stream.index] = out.add_stream_from_template(stream, opaque=True)
+            for packet in source.demux(*streams):
+                deadline.check()
+                if packet.size == 0:
+                    continue
+                if packet.stream_index == video.index and not packet.duration:
+                    packet.duration = round(1 / (fps * packet.time_base))
+                packet.stream = copies[packet.stream_index]
+                out.mux(packet)
+    return target.getvalue()
 
 
 def _has_same_frames(file: VideoFile, copy: VideoFile) -> bool:
@@ -117,28 +127,3 @@ def _sound(data: bytes, deadline: Deadline) -> tuple[float, int, int, int, int]:
             *(source.start_s, source.sample_rate, source.num_channels),
             *(source.num_samples, checksum),
         )
-
-
-_SAME_BYTES = {"fflags": "+bitexact"}
-"""No version of FFmpeg and no time of day in the file."""
-
-
-def mp4_of(templates: Sequence[Any], packets: Iterable[tuple[Any, Any]]) -> bytes:
-    """Return an MP4 of packets. The same packets give the same bytes.
-
-    Args:
-        templates: PyAV's streams that the packets come from. The MP4 has them in this order.
-        packets: (stream, packet), in the order of decoding.
-
-    Raises:
-        FFmpegError: An MP4 cannot hold them.
-    """
-    target = io.BytesIO()
-    with av.open(target, "w", format="mp4", options=_SAME_BYTES) as out:
-        streams: dict[int, Any] = {}
-        for template in templates:
-            streams[template.index] = out.add_stream_from_template(template, opaque=True)
-        for template, packet in packets:
-            packet.stream = streams[template.index]
-            out.mux(packet)
-    return target.getvalue()
