@@ -37,7 +37,7 @@ from mmstream.baking.samples import (
     Baker,
     BatchFunction,
     ShardReport,
-    begin_worker,
+    Worker,
     joined_files,
     listed_indexes,
     write_shard,
@@ -251,7 +251,7 @@ def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardR
         range(len(counts)),
         num_workers,
         command="bake",
-        prepare=begin_worker,
+        prepare=Worker.begin,
         prepare_args=(sent,),
         environment={"TOKENIZERS_PARALLELISM": "false"},  # each process has one core
     )

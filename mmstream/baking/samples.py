@@ -367,7 +367,7 @@ class BakeJob:
     lock: WriteLock
 
 
-class _Worker:
+class Worker:
     """What a process keeps between its shards: a tokenizer takes megabytes, so it is sent once."""
 
     job: ClassVar[BakeJob]
@@ -378,12 +378,9 @@ class _Worker:
         cls.job = pickle.loads(job) if isinstance(job, bytes) else job
 
 
-begin_worker = _Worker.begin
-
-
 def write_shard(shard: int) -> ShardReport:
     """Write one shard, unless an earlier call did; see `Baker.samples` for what it raises."""
-    job = _Worker.job
+    job = Worker.job
     name = job.baker.dataset.name_of(shard)
     report = read_shard_report(job.store, name, ShardReport)
     if report is not None and wrong_size(job.store, shard_sizes(report.info)) is None:

@@ -147,11 +147,9 @@ _SINGLE_FILES = (
 MAX_PARTS = 64
 """Most parts of an index. Appended shards are one more; then all become one part again."""
 
-_SHARD_SUFFIXES = ("tar", "tar.idx", "tar.crc32c", "tar.facts", "parquet")
-_REPORT_SUFFIXES = ("json", "rejects.jsonl")
-_SHARD_SUFFIX = "|".join(map(re.escape, _SHARD_SUFFIXES))
+_SHARD_SUFFIX = r"tar|tar\.idx|tar\.crc32c|tar\.facts|parquet"
+_REPORT_SUFFIX = r"json|rejects\.jsonl"
 _SHARD_FILE = re.compile(rf"shard-\d{{6,}}\.({_SHARD_SUFFIX})")
-_REPORT_SUFFIX = "|".join(map(re.escape, _REPORT_SUFFIXES))
 _REPORT_FILE = rf"shard-\d{{6,}}\.({_REPORT_SUFFIX})"
 _OWNED_FILE = "|".join(
     [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]

@@ -345,21 +345,18 @@ class SidecarWriter:
         """
         self._rows.append(values)
         self._sha256s.append(None)
-        if media:
-            self._hash_later(media[0].content)
+        if media:  # handing media over to the thread one by one is slow
+            data = media[0].content
+            self._unhashed.append((len(self._sha256s) - 1, data))
+            self._unhashed_bytes += len(data)
+            if self._unhashed_bytes >= HASHED_BYTES:
+                self._begin_hashing()
         self._group_bytes += ROW_BYTES + len(media) * MEDIUM_BYTES
         for text in texts:
             if text is not None:
                 self._group_bytes += len(text)
         if self._group_bytes >= MAX_GROUP_BYTES:
             self._flush()
-
-    def _hash_later(self, data: bytes) -> None:
-        """Have the SHA-256 of the last row computed. Handing media over one by one is slow."""
-        self._unhashed.append((len(self._sha256s) - 1, data))
-        self._unhashed_bytes += len(data)
-        if self._unhashed_bytes >= HASHED_BYTES:
-            self._begin_hashing()
 
     def _begin_hashing(self) -> None:
         """Let the thread hash what waits, after what it hashes now."""
@@ -592,13 +589,12 @@ _DIALOGUES = ("messages", "conversations", "chosen", "rejected")
 _TEXTS = ("captions", "caption", "text")
 
 
-def content_hash(data: bytes | bytearray | memoryview) -> bytes:
-    """Return 16 bytes that tell contents apart: xxh3 of 128 bits.
+content_hash = xxh3_128_digest
+"""Returns 16 bytes that tell contents apart.
 
-    Two different contents have the same hash with a chance of 2^-128. It is not protection against
-    somebody who makes such contents on purpose.
-    """
-    return xxh3_128_digest(data)
+Two different contents have the same hash with a chance of 2^-128. It is not protection against
+somebody who makes such contents on purpose.
+"""
 
 
 def scalars_of(content: Mapping[str, Any]) -> str | None:

@@ -110,9 +110,8 @@ def numbered_captions(row: Mapping[str, Any]) -> list[str]:
 def is_karpathy(row: Mapping[str, Any]) -> bool:
     """Tell whether a row is of Karpathy's files about the images of COCO and Flickr."""
     sentences = row.get("sentences")
-    if not isinstance(sentences, list) or not sentences or "filename" not in row:
-        return False
-    return all(isinstance(item, dict) and "raw" in item for item in sentences)
+    is_list = isinstance(sentences, list) and bool(sentences) and "filename" in row
+    return is_list and all(isinstance(item, dict) and "raw" in item for item in row["sentences"])
 
 
 def _karpathy(row: ParsedRow) -> Draft:
@@ -193,9 +192,12 @@ def text(row: ParsedRow) -> Draft:
 def is_obelics(row: Mapping[str, Any]) -> bool:
     """Tell whether a row has two parallel lists, one of them null where the other is not."""
     images, texts = row.get("images"), row.get("texts")
-    if not isinstance(images, list) or not isinstance(texts, list) or len(images) != len(texts):
-        return False
-    return any(text is None or isinstance(text, str) for text in texts)
+    return (
+        isinstance(images, list)
+        and isinstance(texts, list)
+        and len(images) == len(texts)
+        and any(text is None or isinstance(text, str) for text in texts)
+    )
 
 
 def obelics(row: ParsedRow) -> Draft:

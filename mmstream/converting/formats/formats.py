@@ -135,12 +135,6 @@ def _has_turns(row: Mapping[str, Any], *keys: str) -> bool:
     return any(key in row and (is_empty or is_set(row[key])) for key in keys)
 
 
-def _has_spans_of_medium(row: Mapping[str, Any]) -> bool:
-    return spans.has_spans(row) and (
-        has_media(row) or "path" in row or spans.medium_by_id(row) is not None
-    )
-
-
 _RECOGNISED: tuple[tuple[Callable[[dict[str, Any]], bool], str], ...] = (
     # The text alone is the last format, and its rows are the most: so they are asked for first.
     (lambda row: "text" in row and row.keys() <= TEXT_ROW_KEYS, "text"),
@@ -155,7 +149,13 @@ _RECOGNISED: tuple[tuple[Callable[[dict[str, Any]], bool], str], ...] = (
     (questions.is_instruction, "qwen-vl"),
     (questions.is_vqa, "vqa"),
     (spans.is_cut_out, "speech"),
-    (_has_spans_of_medium, "spans"),
+    (
+        lambda row: (
+            spans.has_spans(row)
+            and (has_media(row) or "path" in row or spans.medium_by_id(row) is not None)
+        ),
+        "spans",
+    ),
     (spans.is_speech, "speech"),
     (lambda row: has_media(row) and captions.has_caption(row), "captions"),
     (has_media, "labels"),

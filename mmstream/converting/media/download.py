@@ -25,9 +25,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from ipaddress import ip_address
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -110,7 +110,9 @@ class Downloader:
         self._thread.join()
         self._loop.close()
 
-    def start(self, url: str, max_bytes: int | None = None) -> Future[bytes]:
+    def start(
+        self, url: str, max_bytes: int | None = None, keep: Callable[[bytes], Any] = bytes
+    ) -> Future[Any]:
         """Start to download a URL. Return at once.
 
         Downloads start in the order of the calls, as far as their hosts allow it. The number of
@@ -119,15 +121,16 @@ class Downloader:
         Args:
             url: An http or https URL.
             max_bytes: A lower limit than that of the options.
+            keep: What becomes of the bytes.
 
         Returns:
-            A future. Its result is the bytes. It raises a RowError that names the URL (without
-            secrets) and the reason, or a StorageError when the network is down: that is not the
-            row's fault, so the conversion must stop. Reasons hold no number of tries and no time
-            but that of the options, so the same answers give the same rejects.
+            A future. Its result is what `keep` returns. It raises a RowError that names the URL
+            (without secrets) and the reason, or a StorageError when the network is down: that is
+            not the row's fault, so the conversion must stop. Reasons hold no number of tries and no
+            time but that of the options, so the same answers give the same rejects.
         """
         limit = min(self._options.max_bytes, max_bytes or self._options.max_bytes)
-        return asyncio.run_coroutine_threadsafe(self._download(url, limit), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._download(url, limit, keep), self._loop)
 
     async def _open(self) -> None:
         self._client = WebClient(self._options, self._resolver)
@@ -140,10 +143,10 @@ class Downloader:
         await self._client.close()
         self._dns.close()
 
-    async def _download(self, url: str, max_bytes: int) -> bytes:
-        """Return the bytes of a URL; the errors are those of `start`."""
+    async def _download(self, url: str, max_bytes: int, keep: Callable[[bytes], Any]) -> Any:
+        """Return what is kept of a URL; the errors are those of `start`."""
         try:
-            return await self._try_often(url, max_bytes)
+            return keep(await self._try_often(url, max_bytes))
         except RowError as error:
             raise RowError(f"{shown_url(url)}: {error}") from None
 
@@ -171,14 +174,12 @@ class Downloader:
                 if base is None:
                     raise
                 raise RowError(f"redirects to {shown_url(url)}: {error}") from None
-            if not isinstance(answer, Redirect):
+            if isinstance(answer, bytes):
                 return answer
-            url, base = answer.url, str(address)
+            url, base = answer, str(address)
         raise RowError(f"more than {self._options.max_redirects} redirects")
 
-    async def _request(
-        self, address: WebAddress, max_bytes: int, is_retry: bool
-    ) -> bytes | Redirect:
+    async def _request(self, address: WebAddress, max_bytes: int, is_retry: bool) -> bytes | str:
         """Send one request when its host may get one, and note what the host does."""
         host = self._host(address.host)
         try:
@@ -196,7 +197,7 @@ class Downloader:
             raise RowError(f"{reason}, and is left out for some minutes") from None
         return answer
 
-    async def _get(self, address: WebAddress, host: Host, max_bytes: int) -> bytes | Redirect:
+    async def _get(self, address: WebAddress, host: Host, max_bytes: int) -> bytes | str:
         is_answered, started = True, time.monotonic()
         try:
             return await self._client.get(address, max_bytes, keep_connection=host.num_requests > 1)
@@ -275,13 +276,6 @@ _REASONS = {
     errno.EHOSTUNREACH: "no route to its address",
     errno.EADDRNOTAVAIL: "no route to its address",
 }
-
-
-@dataclass(frozen=True)
-class Redirect:
-    """An answer that names another URL. It may be relative."""
-
-    url: str
 
 
 class CheckedResolver(AbstractResolver):
@@ -382,8 +376,8 @@ class WebClient:
 
     async def get(
         self, address: WebAddress, max_bytes: int, *, keep_connection: bool
-    ) -> bytes | Redirect:
-        """Send one request and read its answer.
+    ) -> bytes | str:
+        """Send one request. Return its body, or the URL that it leads to, which may be relative.
 
         Args:
             address: Where to.
@@ -407,7 +401,7 @@ class WebClient:
             ):
                 is_answered = True
                 if response.status in _REDIRECTS and response.headers.get("Location"):
-                    return Redirect(response.headers["Location"])
+                    return str(response.headers["Location"])
                 self._require_allowed(response)
                 data = await self._body(response, max_bytes, deadline)
         except TimeoutError as error:

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 import msgspec
@@ -49,8 +49,6 @@ from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import Facts, Kind, Shape, sniff_file
 from mmstream.processes.machine import num_cores
-
-T = TypeVar("T")
 
 MAX_ROW_BYTES = 1 << 30
 """Limit on the media of one row. A sample is held in memory whole, when written and when read."""
@@ -128,7 +126,7 @@ class _Loader:
         self._archives = Archives()
         self._arrived = ArrivedBytes(MAX_BYTES_AHEAD)
         self._inline_bytes = self._num_arriving = 0
-        self._downloads: WeakSet[Future[bytes]] = WeakSet()
+        self._downloads: WeakSet[Future[Kept]] = WeakSet()
         self._threads = ThreadPoolExecutor(NUM_OBJECT_THREADS, "mmstream-objects")
 
     def close(self) -> None:
@@ -146,7 +144,7 @@ class _Loader:
         if isinstance(draft, RowError):
             return _WaitingRow(row, draft, {}, 0)
         arriving = {
-            number: _then(future, self._arrived.keep)
+            number: future
             for number, ref in enumerate(draft.files)
             if (future := self._fetch(ref)) is not None
         }
@@ -198,7 +196,7 @@ class _Loader:
             for future in arriving.values():
                 future.add_done_callback(self._arrived.drop)
 
-    def _fetch(self, ref: MediaRef) -> Future[bytes] | None:
+    def _fetch(self, ref: MediaRef) -> Future[Kept] | None:
         """Start to fetch a medium that lies elsewhere. None: it is at hand, or it is refused."""
         if ref.data is not None or is_inline(ref.path):
             return None
@@ -207,13 +205,13 @@ class _Loader:
         except RowError:
             return None  # `_read` says it
         if reference.source == "object":
-            return self._threads.submit(self._read, ref, MAX_ROW_BYTES)
+            return self._threads.submit(lambda: self._arrived.keep(self._read(ref, MAX_ROW_BYTES)))
         if reference.source == "file":
             return None
         from mmstream.converting.media.download import shared_downloader  # loads aiohttp
 
         downloader = shared_downloader(self._access.downloads, self._access.num_processes)
-        download = downloader.start(reference.location, MAX_ROW_BYTES)
+        download = downloader.start(reference.location, MAX_ROW_BYTES, self._arrived.keep)
         self._downloads.add(download)
         return download
 
@@ -242,22 +240,6 @@ class _Loader:
         if stop - start > max_bytes:
             raise RowError(f"more than {max_bytes:,} bytes")
         return source.read_range(path, start, stop)
-
-
-def _then(future: Future[bytes], function: Callable[[bytes], T]) -> Future[T]:
-    """Return the future of what a function makes of a future's result."""
-    result: Future[T] = Future()
-
-    def finish(done: Future[bytes]) -> None:
-        try:
-            value = function(done.result())
-        except BaseException as error:  # CancelledError too: whoever waits must get it
-            result.set_exception(error)
-        else:
-            result.set_result(value)
-
-    future.add_done_callback(finish)
-    return result
 
 
 class _Spilled(NamedTuple):
@@ -312,7 +294,8 @@ class ArrivedBytes:
 
     def drop(self, future: Future[Kept]) -> None:
         """Forget a medium that has arrived, or failed, and that nobody takes."""
-        if future.exception() is None and not isinstance(future.result(), _Spilled):
+        is_here = not future.cancelled() and future.exception() is None
+        if is_here and not isinstance(future.result(), _Spilled):
             self.take(future)
 
     def _spill(self, data: bytes) -> _Spilled:

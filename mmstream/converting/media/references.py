@@ -41,7 +41,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -55,6 +55,7 @@ from mmstream.converting.media.hosts import shown_url
 from mmstream.converting.options import DownloadOptions
 from mmstream.errors import ConfigError, ShardError, StorageError, escaped
 from mmstream.storage import NotAFileError, Store, is_remote, open_file, open_store
+from mmstream.storage.local import read_exactly
 from mmstream.storage.store import TooLargeError
 from mmstream.storage.urls import file_path, require_no_secret
 from mmstream.tar.lazy_bytes import LazyBytes
@@ -491,15 +492,11 @@ def _tried(path: str) -> str:
 
 def _read(descriptor: int, start: int, stop: int, size: int) -> bytes:
     """Return bytes [start, stop) of an open file of `size` bytes. It must not change meanwhile."""
-    data = os.pread(descriptor, stop - start, start)
-    while len(data) < stop - start:  # the kernel gives at most 2 GiB at once
-        more = os.pread(descriptor, stop - start - len(data), start + len(data))
-        if not more:
-            break
-        data += more
-    if len(data) != stop - start or os.fstat(descriptor).st_size != size:
-        raise RowError("changed its size while it was read")
-    return data
+    with suppress(StorageError):  # it became shorter
+        data = read_exactly(descriptor, "", start, stop, size)
+        if os.fstat(descriptor).st_size == size:
+            return data
+    raise RowError("changed its size while it was read")
 
 
 # -- media that are members of a tar or a zip

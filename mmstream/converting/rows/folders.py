@@ -293,11 +293,22 @@ def _text_name(path: str) -> str:
 
 
 def iter_media(
-    url: str, content: FolderContent, split: str | None, encoding: str | None = None
+    url: str,
+    content: FolderContent,
+    split: str | None,
+    encoding: str | None = None,
+    root: str = "",
 ) -> Iterator[NumberedRow]:
     """Yield (number, row) of each media file of a folder, or of one of its splits.
 
     If some of the files have a text beside them and others have none, the log says so.
+
+    Args:
+        url: Of the folder.
+        content: Of the folder.
+        split: Its folder. None: all files.
+        encoding: Of the texts. None: UTF-8.
+        root: What stands before the paths in rows: empty, or a folder and a slash.
 
     Raises:
         StorageError: An object store failed after retries.
@@ -317,7 +328,8 @@ def iter_media(
                 number += 1
                 num_of[type(text)] += 1
                 if not isinstance(text, RowError):
-                    yield number, _media_row(file.path, classes, prefix, text)
+                    row = _media_row(file.path, classes, prefix, text)
+                    yield number, row | {str(kind_by_name(file.path)): f"{root}{file.path}"}
                 else:
                     yield number, text
     if num_of[str] and num_of[type(None)]:
@@ -349,15 +361,6 @@ def _text_of(store: Store, file: _File, encoding: str | None) -> str | RowError 
         return RowError(f"{name}: not {encoding or 'UTF-8'}; name its encoding with encoding=NAME")
     except (FileNotFoundError, NotAFileError):
         return RowError(f"{name}: no file, or a link that leads nowhere")
-
-
-def with_media_prefix(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRow]:
-    """Yield rows of media files with a folder before their paths."""
-    for number, row in rows:
-        if isinstance(row, dict):
-            kinds = row.keys() & {"image", "video", "audio"}
-            row = row | {kind: prefix + row[kind] for kind in kinds}
-        yield number, row
 
 
 def with_folder(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRow]:

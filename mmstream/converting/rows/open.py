@@ -72,7 +72,6 @@ from mmstream.converting.rows.folders import (
     iter_media,
     look_into,
     with_folder,
-    with_media_prefix,
 )
 from mmstream.converting.rows.records import (
     NumberedRow,
@@ -351,7 +350,7 @@ def _inputs_of(
         if kind == "media":
             if None in content.classes:
                 content = replace(content, classes={None: numbers})
-            rows = with_media_prefix(iter_media(path, content, None, reading.encoding), prefix)
+            rows = iter_media(path, content, None, reading.encoding, prefix)
             inputs.append(InputFile("", name, rows=rows))
     return inputs
 

@@ -26,7 +26,7 @@ from mmstream.dataset.keys import read_keys
 from mmstream.errors import ChecksumError, SampleError
 from mmstream.media.fields import json_object
 from mmstream.tar.samples import is_reserved
-from mmstream.types import IntArray, Sample
+from mmstream.types import IntArray
 
 SAMPLES_AT_ONCE = 64
 """Samples that are fetched together from an object store."""
@@ -82,14 +82,11 @@ class SampleRange(RowRange):
 
     def _value(self, ref: tuple[int, int]) -> StoredSample | RowError:
         try:
-            return _stored(self.dataset.read(*ref))
+            sample = self.dataset.read(*ref)
         except (SampleError, ChecksumError) as error:
             return RowError(str(error))
-
-
-def _stored(sample: Sample) -> StoredSample:
-    fields = {name: bytes(data) for name, data in sample.items() if not is_reserved(name)}
-    return StoredSample(str(sample["__key__"]), fields)
+        fields = {name: bytes(data) for name, data in sample.items() if not is_reserved(name)}
+        return StoredSample(str(sample["__key__"]), fields)
 
 
 @dataclass(frozen=True)
