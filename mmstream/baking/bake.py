@@ -44,7 +44,7 @@ from mmstream.baking.samples import (
 )
 from mmstream.batching.processor import ProcessorText
 from mmstream.converting.formats.formats import source_sha256
-from mmstream.converting.report import remove_reports, report_name
+from mmstream.converting.report import remove_leftovers, remove_reports, report_name
 from mmstream.converting.rows.records import encodable
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.dataset import Dataset
@@ -66,8 +66,7 @@ from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMS
 from mmstream.pipeline import Pipeline
 from mmstream.processes.run import run_in_processes
 from mmstream.settings import NonNegativeInt, PositiveInt, checked, shown
-from mmstream.storage import RemoteStore, Store, open_store, require_shared
-from mmstream.storage.local import remove_temporaries
+from mmstream.storage import Store, open_store, require_shared
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK, padded
@@ -518,17 +517,11 @@ def _remove_temporary_files(store: Store, dataset: Dataset) -> None:
         *map(report_name, shards),
         *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME, README_NAME),
     ]
-    folder = store.local_path("")
-    if folder is not None:
-        by_parent: dict[str, list[str]] = {}
-        for name in names:
-            parent, _, file = name.rpartition("/")
-            by_parent.setdefault(parent, []).append(re.escape(file))
-        by_parent[""].append(INDEX_PART_NAME.pattern)
-        for parent, files in by_parent.items():
-            remove_temporaries(Path(folder, parent), "|".join(files))
-    if isinstance(store, RemoteStore):
-        store.remove_uploads("|".join([*map(re.escape, names), INDEX_PART_NAME.pattern]))
+    by_folder = {"": [INDEX_PART_NAME.pattern]}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        by_folder.setdefault(folder, []).append(re.escape(file))
+    remove_leftovers(store, {folder: "|".join(files) for folder, files in by_folder.items()})
 
 
 def finish(

@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from mmstream.converting.duplicates import DUPLICATES_NAME
-from mmstream.converting.outputs import remove_temporary_files
+from mmstream.converting.outputs import LEFTOVERS
 from mmstream.converting.report import (
     REJECTS_NAME,
     REPORT_NAME,
@@ -41,6 +41,7 @@ from mmstream.converting.report import (
     read_report,
     rejects_name,
     rejects_of,
+    remove_leftovers,
     report_name,
 )
 from mmstream.converting.sidecar import are_of_erased, empty_rows
@@ -194,8 +195,8 @@ def _remove_leftovers(dataset: Dataset, shards: Sequence[str]) -> None:
     beside = (str, checksums_name, sidecar_name)
     names = "|".join(re.escape(name_of(shard)) for shard in shards for name_of in beside)
     for store in dict.fromkeys((dataset.index_store, dataset.store)):
-        remove_temporary_files(store)
-        remove_temporary_files(store, names)
+        remove_leftovers(store, LEFTOVERS)
+        remove_leftovers(store, {"": names})
 
 
 def _by_shard(refs: Sequence[SampleRef]) -> dict[int, list[int]]:

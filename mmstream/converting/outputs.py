@@ -83,6 +83,7 @@ from mmstream.converting.report import (
     REJECTS_NAME,
     REPORT_NAME,
     REPORTS,
+    remove_leftovers,
     remove_reports,
     report_name,
     write_rejects,
@@ -108,8 +109,7 @@ from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.settings import refuse_broken
-from mmstream.storage import RemoteStore, Store, is_remote, join_url, open_store
-from mmstream.storage.local import remove_temporaries
+from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path
 from mmstream.storage.write_lock import (
@@ -155,7 +155,8 @@ _OWNED_FILE = "|".join(
     [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]
 )
 """The names of all files that a conversion writes into a dataset's folder, or removes there."""
-_WRITTEN_FILE = rf"{_OWNED_FILE}|{re.escape(README_NAME)}"
+LEFTOVERS = {"": rf"{_OWNED_FILE}|{re.escape(README_NAME)}", REPORTS: _REPORT_FILE}
+"""Files that a conversion writes, for `remove_leftovers`."""
 _MAY_LIE_HERE = re.compile(
     rf"{_OWNED_FILE}|(README|LICENSE|LICENCE|NOTICE|CITATION|CHANGELOG)(\.\w+)?", re.IGNORECASE
 )
@@ -276,7 +277,7 @@ def _inspect_for_append(store: Store, plan: dict[str, Any]) -> Manifest:
 
 def begin(store: Store, state: State, marker: dict[str, Any]) -> None:
     """Write the marker. Before that, remove what is to be replaced, and what killed runs left."""
-    remove_temporary_files(store)
+    remove_leftovers(store, LEFTOVERS)
     if state == "finished":
         return
     if state == "clear":
@@ -303,9 +304,9 @@ def begin_range(store: Store, shards: range, marker: dict[str, Any]) -> None:
     """
     if shards:
         stems = "|".join(shard_name(index).removesuffix(".tar") for index in shards)
-        remove_temporary_files(
-            store, rf"({stems})\.({_SHARD_SUFFIX})", rf"({stems})\.({_REPORT_SUFFIX})"
-        )
+        shards_of_range = rf"({stems})\.({_SHARD_SUFFIX})"
+        reports_of_range = rf"({stems})\.({_REPORT_SUFFIX})"
+        remove_leftovers(store, {"": shards_of_range, REPORTS: reports_of_range})
     if inspect(store, marker["plan"], marker["media_root"], overwrite=False) == "fresh":
         _remove_bad_lists(store)
         store.write_if(MARKER_NAME, json_lines(marker), None)
@@ -437,24 +438,6 @@ def _clear(store: Store) -> None:
         if _SHARD_FILE.fullmatch(name) or INDEX_PART_NAME.fullmatch(name)
     ]
     map_requests(store, store.remove, owned)
-
-
-def remove_temporary_files(
-    store: Store, files: str = _WRITTEN_FILE, reports: str = _REPORT_FILE
-) -> None:
-    """Remove what killed conversions left of files that they were writing.
-
-    Args:
-        store: The destination.
-        files: Regular expression of the names of files that nobody else writes.
-        reports: The same for the folder of reports.
-    """
-    folder = store.local_path("")
-    if folder is not None:
-        remove_temporaries(Path(folder), files)
-        remove_temporaries(Path(folder, REPORTS), reports)
-    if isinstance(store, RemoteStore):
-        store.remove_uploads(f"{files}|{REPORTS}/({reports})")
 
 
 _FOLLOWS_FROM = {
@@ -858,7 +841,7 @@ def finish_output(output: Output, reports: Sequence[ShardReport]) -> None:
         return
     output.lock.require()
     if output.work.shard_range is None:  # a node of Ray may have died, or a range
-        remove_temporary_files(output.store)
+        remove_leftovers(output.store, LEFTOVERS)
     if output.work.rerun.retry_rejects or output.known is not None:
         finish_extra(output.store, reports, next(iter(output.appends.values()), None))
     elif output.state == "finished":

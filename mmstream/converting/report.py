@@ -26,7 +26,8 @@ from mmstream.converting.rows.records import encodable
 from mmstream.dataset.files import json_lines
 from mmstream.dataset.manifest import Manifest
 from mmstream.errors import ManifestError
-from mmstream.storage import Store
+from mmstream.storage import RemoteStore, Store
+from mmstream.storage.local import remove_temporaries
 from mmstream.storage.store import map_requests
 
 T = TypeVar("T")
@@ -292,6 +293,23 @@ def remove_reports(store: Store, names: Iterable[str]) -> None:
         for folder in [*reversed(folders), Path(root)]:
             with suppress(OSError):  # it does not exist, or holds other files
                 folder.rmdir()
+
+
+def remove_leftovers(store: Store, files: Mapping[str, str]) -> None:
+    """Remove what killed calls left of files that they were writing.
+
+    Args:
+        store: The dataset.
+        files: {folder in it, or "" for itself: regular expression of names of files there that
+            nobody else writes}.
+    """
+    root = store.local_path("")
+    if root is not None:
+        for folder, names in files.items():
+            remove_temporaries(Path(root, folder), names)
+    if isinstance(store, RemoteStore):
+        paths = [f"{re.escape(folder + '/') * bool(folder)}({files[folder]})" for folder in files]
+        store.remove_uploads("|".join(paths))
 
 
 def rejects_of(store: Store, shard: str) -> list[Reject]:
