@@ -175,22 +175,27 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     committed = _committed_report(job)
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
-    report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0, append=job.append)
-    counter = RowCounter()
+    shard, fields, counter = ShardInfo(job.name, 0, 0), dict[str, int](), RowCounter()
     with _sidecar(job) as sidecar, ExitStack() as stack:
         rejects = ShardRejects(job.store, job.name, stack)
         samples = _samples(job, rejects, sidecar, counter, idle_cpus)
         first = next(samples, None)
         if first is not None:
-            report = _write_tar(job, chain([first], samples), report)
-        report = replace(
-            report,
-            num_rejects=rejects.num_rejects,
-            rejects_bytes=rejects.num_bytes,
-            counts=counter.counts,
-        )
-        _require_expected(job, report.sha256)
+            shard, fields = _write_tar(job, chain([first], samples))
+        _require_expected(job, shard.sha256)
         job.lock.require()
+    report = ShardReport(
+        job.name,
+        len(job.rows),
+        shard.num_samples,
+        shard.num_bytes,
+        shard.sha256,
+        fields,
+        rejects.num_rejects,
+        rejects.num_bytes,
+        counter.counts,
+        append=job.append,
+    )
     if sidecar is not None:
         report = replace(report, sidecar_bytes=sidecar.num_bytes, sidecar_sha256=sidecar.sha256)
     stored = msgspec.to_builtins(report)
@@ -280,7 +285,8 @@ def _require_expected(job: ShardJob, sha256: str | None) -> None:
         )
 
 
-def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardReport:
+def _write_tar(job: ShardJob, samples: Samples) -> tuple[ShardInfo, dict[str, int]]:
+    """Write the tar of a shard. Return it, and how many samples have each field."""
     num_with_field: Counter[str] = Counter()
 
     def counted() -> Samples:
@@ -300,13 +306,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             "client library lost bytes, or another program writes there too. Run the same command "
             "again; if this comes again, convert to a folder and copy that"
         )
-    return replace(
-        report,
-        num_samples=shard.num_samples,
-        num_bytes=shard.num_bytes,
-        sha256=shard.sha256,
-        fields={encodable(name): num_with_field[name] for name in sorted(num_with_field)},
-    )
+    return shard, {encodable(name): num_with_field[name] for name in sorted(num_with_field)}
 
 
 def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
