@@ -67,7 +67,9 @@ def show_end(report: ConvertReport, dest: str, max_rejects: str) -> None:
             f"{report.num_dropped:,} of {report.num_samples:,} samples are left out of epochs as "
             "duplicates"
         )
-    _show_formats(report)
+    if len(report.formats) > 1:  # a picture without its text is another format
+        formats = (f"{name} ({count_text(n, 'row')})" for name, n in report.formats.items())
+        say(f"rows were read as: {', '.join(formats)}")
     _show_unread(report)
     _show_rejects(report, dest)
     if report.has_more_rejects_than(limit):
@@ -99,23 +101,6 @@ def show_summary(report: ConvertReport) -> None:
         say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
-
-
-def show_retry(report: ConvertReport) -> None:
-    """Print what became of the rows that an earlier run had rejected."""
-    if report.num_retried:
-        say(f"{report.num_recovered:,} of {report.num_retried:,} rejected rows became samples")
-    else:
-        say("nothing to retry: no row was rejected")
-
-
-def _show_formats(report: ConvertReport) -> None:
-    """Print how rows were read, if not all alike: a picture without its text is another format."""
-    if len(report.formats) > 1:
-        formats = ", ".join(
-            f"{name} ({count_text(n, 'row')})" for name, n in report.formats.items()
-        )
-        say(f"rows were read as: {formats}")
 
 
 def _show_unread(report: ConvertReport) -> None:
@@ -411,7 +396,8 @@ def convert(
     # The limit is judged below, in the words of the command line.
     report = run(source, dest, max_rejects=1.0, **options)
     if options["rerun"].retry_rejects:
-        show_retry(report)
+        retried = f"{report.num_recovered:,} of {report.num_retried:,} rejected rows became samples"
+        say(retried if report.num_retried else "nothing to retry: no row was rejected")
     if options["shard_range"] is None or report.was_finished:
         show_end(report, dest, max_rejects)
     else:

@@ -25,13 +25,15 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
@@ -79,11 +81,11 @@ from mmstream.converting.rows.open import Rows, file_names, input_urls, media_fo
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.shard import (
-    Engine,
     EngineName,
+    ShardJob,
     ShardReport,
-    engine_of,
     files_of,
+    write_shards,
 )
 from mmstream.dataset.files import read_json
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
@@ -339,7 +341,7 @@ def convert(
             options,
             access,
             work,
-            engine_of(engine, num_workers),
+            partial(write_shards, engine=engine, num_workers=num_workers),
             progress,
         )
     if shard_range is None:
@@ -363,7 +365,7 @@ def _converted(
     options: Options,
     access: MediaAccess,
     work: Work,
-    run_jobs: Engine,
+    run_jobs: Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]],
     progress: bool,
 ) -> ConvertReport:
     """Write the datasets of a conversion, or those of their shards that `work` names."""
@@ -458,7 +460,7 @@ def _write_shards(
     source: RowSource,
     options: Options,
     access: MediaAccess,
-    run_jobs: Engine,
+    run_jobs: Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]],
     progress: bool,
 ) -> dict[str | None, list[ShardReport]]:
     """Write all shards. Return the reports of each split, in the order of its shards."""
@@ -691,12 +693,7 @@ def finalize(
         raise ConfigError(f"splits={splits!r}: name all of them with splits=, each once")
     store = open_store(dest)
     with ExitStack() as locks:
-        outputs: list[Output] = []
-        names: Sequence[str | None] = splits or [None]
-        for split in names:
-            split_store = store if split is None else open_store(join_url(store.url, split))
-            outputs.append(_output(split_store, split, locks))
-        outputs = _in_order(outputs)
+        outputs = _in_order([_output(store, split, locks) for split in splits or [None]])
         reports = {output.split: _reports(output) for output in outputs}
         _require_all(outputs, reports)
         written = {
@@ -709,8 +706,9 @@ def finalize(
     return report
 
 
-def _output(store: Store, split: str | None, locks: ExitStack) -> Output:
+def _output(root: Store, split: str | None, locks: ExitStack) -> Output:
     """Return the dataset that a marker or a manifest describes. An unfinished one is locked."""
+    store = root if split is None else open_store(join_url(root.url, split))
     if not store.exists(MARKER_NAME):
         if not store.exists(MANIFEST_NAME):
             hint = "" if split else "; if it has splits, name all of them with splits="
@@ -782,13 +780,8 @@ def _require_all(
     ]
     if not missing:
         return
-    ranges: list[list[int]] = []
-    for shard in missing:
-        if ranges and ranges[-1][1] == shard:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([shard, shard + 1])
-    names = [f"{start}:{stop}" for start, stop in ranges[:MAX_NAMED]]
+    ranges = np.split(np.array(missing), np.flatnonzero(np.diff(missing) > 1) + 1)
+    names = [f"{shards[0]}:{shards[-1] + 1}" for shards in ranges[:MAX_NAMED]]
     num_all = sum(num_shards(output.plan) for output in outputs)
     raise MMStreamError(
         f"{len(missing):,} of {num_all:,} shards are missing or damaged: {', '.join(names)}"
@@ -839,8 +832,8 @@ def dry_run(
         MMStreamError: As for `mm.convert`, but for rows that become no sample: they are returned.
     """
     used = {name: value for name, value in options.items() if name not in WHOLE_ONLY}
-    used |= {"num_workers": 1, "progress": False, "max_rejects": 1.0}
     used["reading"] = replace(reading or RowReading(), limit=num_rows)
+    used |= {"num_workers": 1, "progress": False, "max_rejects": 1.0}
     with _folder_in_memory() as store:
         try:
             report = convert(rows, store.url, samples_per_shard=1, sidecar=False, **used)

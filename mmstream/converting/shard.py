@@ -514,21 +514,21 @@ class HashedFile:
 
 EngineName: TypeAlias = Literal["processes", "ray"]
 
-Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]]
-"""Writes shards. Yields (URL of the store, report) for each job, when it is done."""
 
-
-def engine_of(name: str, num_workers: int | None) -> Engine:
-    """Return an engine.
+def write_shards(
+    jobs: Iterable[ShardJob], engine: EngineName, num_workers: int | None
+) -> Iterator[tuple[str, ShardReport]]:
+    """Write shards. Yield (URL of the store, report) for each job, when it is done.
 
     Args:
-        name: "processes" or "ray". Ray is imported only if it is named.
+        jobs: One for each shard.
+        engine: Ray is imported only if it is named.
         num_workers: Processes, or tasks of Ray at a time. Default: 1 process, or two tasks for each
             CPU of the cluster.
     """
-    if name == "ray":
-        return lambda jobs: _run_on_ray(jobs, num_workers)
-    return lambda jobs: _run_in_workers(jobs, num_workers or 1)
+    if engine == "ray":
+        return _run_on_ray(jobs, num_workers)
+    return _run_in_workers(jobs, num_workers or 1)
 
 
 def _run_in_workers(

@@ -429,9 +429,11 @@ def _checked_row(row: _ReadRow, options: MediaOptions) -> LoadedRow:
         for ref, file in zip(refs, row.files, strict=False):
             if isinstance(file, RowError):
                 return row.row, file, []
-            _require_sha256(ref.sha256, file)
-            is_list = bool(ref.frames)
-            files.append(Media(FRAMES, file) if is_list else checked(ref.kind, file, options))
+            sha256 = ref.sha256 and hashlib.sha256(file).hexdigest()
+            if sha256 != ref.sha256:
+                fault = RowError(f"another file than the row says: its sha256 is {sha256}")
+                return row.row, _named(ref, fault), []
+            files.append(Media(FRAMES, file) if ref.frames else checked(ref.kind, file, options))
     except RowError as error:
         return row.row, _named(refs[len(files)], error), []
     try:
@@ -479,14 +481,6 @@ def facts_of_frames(medium: Media, names: Sequence[str]) -> Facts:
 
 def _named(ref: MediaRef, error: RowError) -> RowError:
     return RowError(f"{short_name(ref.path)}: {error}")
-
-
-def _require_sha256(expected: str | None, data: bytes) -> None:
-    if expected is None:
-        return
-    sha256 = hashlib.sha256(data).hexdigest()
-    if sha256 != expected.strip().lower():
-        raise RowError(f"another file than the row says: its sha256 is {sha256}")
 
 
 # -- what a media file really is: its type, the checks that are asked of it, its facts

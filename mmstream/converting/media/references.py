@@ -360,7 +360,7 @@ _KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
 
 _BAD_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 _MAX_FOLDERS = 1000
-_DRIVE = re.compile(r"/?[A-Za-z]:[/\\]+")
+_DRIVE = re.compile(r"^/?[A-Za-z]:[/\\]+")
 
 
 class LocalFolder:
@@ -475,13 +475,8 @@ class LocalFolder:
 def plain_path(path: str) -> str:
     r"""Return a path as it is looked for last: no ``file://``, no drive of Windows, no ``\``."""
     if path.startswith("file://"):
-        return _without_drive(file_path(path))
-    return _without_drive(path).replace("\\", "/")
-
-
-def _without_drive(path: str) -> str:
-    match = _DRIVE.match(path)
-    return path[match.end() :] if match else path
+        return _DRIVE.sub("", file_path(path))
+    return _DRIVE.sub("", path).replace("\\", "/")
 
 
 def _tried(path: str) -> str:
