@@ -78,8 +78,7 @@ from mmstream.converting.report import (
     total_counts,
 )
 from mmstream.converting.rows.open import Rows, file_names, input_urls, media_folder, open_rows
-from mmstream.converting.rows.records import RowSource
-from mmstream.converting.rows.samples import SampleSource
+from mmstream.converting.rows.records import RowSource, SampleSource
 from mmstream.converting.shard import (
     EngineName,
     ShardJob,

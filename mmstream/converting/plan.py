@@ -79,8 +79,7 @@ from mmstream.converting.media.references import (
 )
 from mmstream.converting.options import Options
 from mmstream.converting.report import REPORTS, rejects_name, rejects_of
-from mmstream.converting.rows.records import RowSource
-from mmstream.converting.rows.samples import SampleSource
+from mmstream.converting.rows.records import RowSource, SampleSource
 from mmstream.converting.shard import row_key
 from mmstream.converting.sidecar import content_hash, id_of
 from mmstream.dataset.columns import read_rows

@@ -78,6 +78,7 @@ from mmstream.converting.rows.records import (
     RecordFile,
     RecordSource,
     RowSource,
+    SampleSource,
     encodable,
     iter_lines,
     ranges_of_splits,
@@ -86,7 +87,6 @@ from mmstream.converting.rows.records import (
     text_row,
     write_spool,
 )
-from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.tables import (
     NotJSONError,
     iter_coco,
