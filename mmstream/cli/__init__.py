@@ -8,8 +8,7 @@
     info.py      info
     show.py      show, view
     duplicates.py  duplicates, leakcheck
-    training.py  train, demo
-    replay.py    replay
+    training.py  train, demo, replay
     select.py    select, and the options that choose samples
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
@@ -104,7 +103,7 @@ COMMANDS = _Commands(
         "plan",
         "Measure all samples of the dataset at URL, and plan packs of at most --max-tokens tokens.",
     ),
-    replay=("replay", "Print the planned samples of a step: epoch, step, row, shard[index]."),
+    replay=("training", "Print the planned samples of a step: epoch, step, row, shard[index]."),
     reshard=(
         "convert",
         "Rewrite the dataset SOURCE as DEST, so that each pack is one range of a shard.",

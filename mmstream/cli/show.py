@@ -252,7 +252,7 @@ def view(
         ) from None
 
     def run_order(data: Any) -> Any:
-        from mmstream.cli.replay import read_state
+        from mmstream.cli.training import read_state
         from mmstream.state import order_of_state
 
         state = read_state(str(run))

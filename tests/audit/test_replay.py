@@ -15,7 +15,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.replay import read_keys, replay
-from mmstream.cli.replay import read_state
+from mmstream.cli.training import read_state
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.removed import REMOVED_NAME
