@@ -124,23 +124,22 @@ def info(
     source.
     """
     open_it = partial(open_chosen, url, allow_foreign_urls, choice)
+    if plan is None:
+        refuse_given(["ranks", "buckets", "edges", "resolution", "multiple_of"], "with --plan")
+    if not stats:
+        refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
     if plan is not None:
         refuse_given(["num_keys", "as_json", "stats", "columns"], "without --plan")
-        refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
         wanted = buckets_from(buckets, edges, resolution, multiple_of)
         _show_reads(open_it(), plan, ranks, wanted)
-        return
-    refuse_given(["ranks", "buckets", "edges", "resolution", "multiple_of"], "with --plan")
-    if stats:
+    elif stats:
         refuse_given(["num_keys", "columns"], "without --stats")
         _show_statistics(open_it(), url, num_samples or 1000, seed, tokenizer, html, as_json)
-        return
-    refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
-    if columns:
+    elif columns:
         refuse_given(["num_keys", "as_json"], "without --columns")
         _show_columns(open_it())
-        return
-    _show(open_it(), num_keys, as_json)
+    else:
+        _show(open_it(), num_keys, as_json)
 
 
 def _show(data: Any, num_keys: int, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, refuse_given, say
+from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, refuse_given, say, usage
 from mmstream.display.text import count_text
 from mmstream.order import Buckets, aspect_edges
 from mmstream.ranks import World
@@ -113,15 +113,13 @@ def buckets_from(
     if resolution is not None:
         return Buckets(buckets, edges=tuple(aspect_edges(resolution, multiple_of=multiple_of)))
     refuse_given(("multiple_of",), "with --resolution")
-    parsed: Any
-    try:
+    with usage(f"--edges {edges}: give 2,4,8 or 512x512,384x640"):
         texts = [text.split("x") for text in str(edges).split(",")]
-        if all(len(text) == 1 for text in texts):
-            parsed = tuple(float(text) for (text,) in texts)
-        else:
-            parsed = tuple((int(height), int(width)) for height, width in texts)
-    except ValueError:
-        raise click.UsageError(f"--edges {edges}: give 2,4,8 or 512x512,384x640") from None
+        parsed: Any = (
+            tuple(float(text) for (text,) in texts)
+            if all(len(text) == 1 for text in texts)
+            else tuple((int(height), int(width)) for height, width in texts)
+        )
     return Buckets(buckets, edges=parsed)
 
 

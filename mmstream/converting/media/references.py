@@ -535,8 +535,7 @@ class Archives:
     """The directories of the archives that were named last. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._directories: OrderedDict[tuple[Any, ...], Mapping[str, Any] | RowError]
-        self._directories = OrderedDict()
+        self._directories = OrderedDict[tuple[Any, ...], Mapping[str, Any] | RowError]()
         self._num_kept = 0
         self._lock = threading.Lock()
 
@@ -572,13 +571,12 @@ class Archives:
         key = (archive.is_zip, *archive.stamp)
         with self._lock:
             if key not in self._directories:
-                directory: Mapping[str, Any] | RowError
+                read_members = _zip_members if archive.is_zip else _tar_members
                 try:
-                    directory = _zip_members(archive) if archive.is_zip else _tar_members(archive)
+                    self._directories[key] = read_members(archive)
                 except RowError as error:
-                    directory = error
-                self._directories[key] = directory
-                self._num_kept += _weight(directory)
+                    self._directories[key] = error
+                self._num_kept += _weight(self._directories[key])
                 while len(self._directories) > 1 and self._num_kept > MAX_KEPT_MEMBERS:
                     self._num_kept -= _weight(self._directories.popitem(last=False)[1])
             self._directories.move_to_end(key)

@@ -229,13 +229,13 @@ def _open_folder(url: str, plain_files: PlainFiles, reading: RowReading) -> RowS
             split_of(only_split),
             f"{url}/{only_split}",
         )
-    splits: list[tuple[str | None, str | None]]
-    splits = [(subfolder, split_of(subfolder)) for subfolder in content.splits]
-    splits.sort(key=lambda split: SPLIT_ORDER.index(str(split[1])))
     inputs = []
-    for subfolder, split in splits or [(None, None)]:
+    for subfolder in content.splits or [None]:
+        split = subfolder and split_of(subfolder)
         rows = iter_media(url, content, subfolder, reading.encoding)
         inputs.append(InputFile("", subfolder or name, split, rows=rows))
+    if content.splits:
+        inputs.sort(key=lambda file: SPLIT_ORDER.index(str(file.split)))
     return plain_files.open(inputs)
 
 
