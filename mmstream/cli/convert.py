@@ -6,11 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from itertools import islice
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    get_args,
-)
+from typing import Any, get_args
 
 import click
 
@@ -31,10 +27,6 @@ from mmstream.converting.rows.detect import RowKind
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
 
-if TYPE_CHECKING:
-    from mmstream.converting.convert import ConvertReport
-
-
 MAX_REASONS = 20
 """Reasons of rejects that are printed, the most frequent first."""
 
@@ -47,11 +39,11 @@ max_rejects_option = click.option(
 )
 
 
-def show_end(report: ConvertReport, dest: str, max_rejects: str) -> None:
+def show_end(report: Any, dest: str, max_rejects: str) -> None:
     """Print what a conversion did, and exit with 1 if it rejected too much.
 
     Args:
-        report: Of the conversion.
+        report: A `ConvertReport`.
         dest: Where it wrote to.
         max_rejects: The option.
     """
@@ -92,7 +84,7 @@ def max_rejects_of(text: str) -> float:
     return limit
 
 
-def show_summary(report: ConvertReport) -> None:
+def show_summary(report: Any) -> None:
     """Print the counts, the bytes and the time."""
     summary = f"{report.summary()}; {report.num_bytes / 1e6:,.1f} MB"
     if report.was_finished and report.num_repaired:
@@ -103,7 +95,7 @@ def show_summary(report: ConvertReport) -> None:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
 
 
-def _show_unread(report: ConvertReport) -> None:
+def _show_unread(report: Any) -> None:
     """Print the keys that nothing read, if there are some."""
     if not report.unread_keys:
         return
@@ -116,7 +108,7 @@ def _show_unread(report: ConvertReport) -> None:
     say(f"keys that nothing read (kept in json): {', '.join(keys)}")
 
 
-def _show_rejects(report: ConvertReport, dest: str) -> None:
+def _show_rejects(report: Any, dest: str) -> None:
     """Print where a conversion lists its rejects, and their reasons with one example each."""
     from mmstream.converting.report import REJECTS_NAME, REPORT_NAME
 

@@ -514,14 +514,10 @@ class Duplicates:
         if sum(part.size > 0 for part in whole.values()) > 1:
             samples = self._without_lost(samples, whole)
         shards, indexes = self.corpus.refs_of(samples)
-        names = self.corpus.shards
-        refs: dict[str, list[tuple[int, int]]] = {name: [] for name in self.corpus.datasets}
-        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
-            name, local = names[shard]
-            refs[name].append((local, index))
-        return {
-            name: np.array(pairs, dtype=np.int64).reshape(-1, 2) for name, pairs in refs.items()
-        }
+        shard_of_dataset = np.array([shard for _, shard in self.corpus.shards], np.int64)
+        refs = np.stack([shard_of_dataset[shards], indexes], axis=1)
+        owners = self._dataset_of(samples)
+        return {name: refs[owners == number] for number, name in enumerate(self.corpus.datasets)}
 
     def pairs(self, kinds: Collection[str] | None = None) -> Iterator[DuplicatePair]:
         """Yield all pairs: kind by kind, in the order of the later samples.
@@ -546,14 +542,13 @@ class Duplicates:
     ) -> Iterator[DuplicatePair]:
         columns = (column.tolist() for column in numbers)
         for first, again, first_position, again_position, distance in zip(*columns, strict=True):
-            pair = DuplicatePair(kind, names[first], names[again], distance=distance)
+            fields: tuple[str | None, str | None] = (None, None)
             if kind in MEDIA_KINDS:
-                pair = replace(
-                    pair,
-                    first_field=_field(names[first], first_position),
-                    again_field=_field(names[again], again_position),
+                fields = (
+                    _field(names[first], first_position),
+                    _field(names[again], again_position),
                 )
-            yield pair
+            yield DuplicatePair(kind, names[first], names[again], *fields, distance)
 
     def _without_lost(self, samples: IntArray, whole: Mapping[str, IntArray]) -> IntArray:
         """Return the samples whose content stays in another one, where several kinds are joined.
@@ -719,12 +714,10 @@ def write_pairs(duplicates: Duplicates, datasets: Collection[str]) -> None:
 
 def pair_of(pair: DuplicatePair) -> dict[str, object]:
     """Return a pair as a line of JSONL has it."""
-    line: dict[str, object] = {"kind": pair.kind}
-    if pair.kind == "near":
-        line["distance"] = pair.distance
-    line.update(_json_of(pair.again, pair.again_field))
-    line["first"] = _json_of(pair.first, pair.first_field)
-    return line
+    distance = {"distance": pair.distance} if pair.kind == "near" else {}
+    again = _json_of(pair.again, pair.again_field)
+    first = _json_of(pair.first, pair.first_field)
+    return {"kind": pair.kind, **distance, **again, "first": first}
 
 
 def _json_of(name: SampleName, field: str | None) -> dict[str, object]:
