@@ -65,7 +65,7 @@ from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline
 from mmstream.processes.run import run_in_processes
-from mmstream.settings import NonNegativeInt, PositiveInt, checked, shown
+from mmstream.settings import NonNegativeInt, PositiveInt, checked, refuse_broken, shown
 from mmstream.storage import Store, open_store, require_shared
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
@@ -160,19 +160,27 @@ def baker_of(
     epoch_of_draws: int | None = None,
 ) -> Baker:
     """Return what makes the samples of a baked dataset. Reads nothing; raises as `bake`."""
-    if not isinstance(pipeline.dataset, Dataset):
-        raise ConfigError("bake: a mixture is several datasets; bake each of them, and mix these")
     try:
         torch.device(device)
     except RuntimeError:
         raise ConfigError(f"device={shown(device)}: give cpu, cuda or cuda:1") from None
-    if batch_function is not None and device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r}: torch finds no CUDA device here; give cpu")
-    if pipeline.zero_copy:
-        raise ConfigError("bake: zero_copy=True decodes nothing; leave it out")
+    has_cuda = not device.startswith("cuda") or torch.cuda.is_available()
     has_functions = pipeline.before or pipeline.transforms or batch_function is not None
-    if pipeline.decode is None and not has_functions:
-        raise ConfigError("bake: the pipeline has no decoders and no functions; copy the shards")
+    refuse_broken(
+        (
+            not isinstance(pipeline.dataset, Dataset),
+            "bake: a mixture is several datasets; bake each of them, and mix these",
+        ),
+        (
+            batch_function is not None and not has_cuda,
+            f"device={device!r}: torch finds no CUDA device here; give cpu",
+        ),
+        (pipeline.zero_copy, "bake: zero_copy=True decodes nothing; leave it out"),
+        (
+            pipeline.decode is None and not has_functions,
+            "bake: the pipeline has no decoders and no functions; copy the shards",
+        ),
+    )
     _check_decoders(pipeline.decode, epoch_of_draws)
     return Baker(pipeline, batch_function, batch_size, device, epoch_of_draws)
 

@@ -104,14 +104,16 @@ class Splitting:
 
     def __post_init__(self) -> None:
         for name, fraction in self.splits.items():
-            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports":
-                raise ConfigError(
-                    f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
-                )
-            if not 0 < fraction <= 1:
-                raise ConfigError(
-                    f"splits: {name}={fraction} is not a fraction above 0 and up to 1"
-                )
+            refuse_broken(
+                (
+                    not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports",
+                    f"splits: {name!r} cannot name a folder; use letters, digits, _ and -",
+                ),
+                (
+                    not 0 < fraction <= 1,
+                    f"splits: {name}={fraction} is not a fraction above 0 and up to 1",
+                ),
+            )
         total = sum(self.splits.values())
         refuse_broken(
             (

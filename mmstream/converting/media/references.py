@@ -53,7 +53,8 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import is_base64_media
 from mmstream.converting.media.hosts import shown_url
 from mmstream.converting.options import DownloadOptions
-from mmstream.errors import ConfigError, ShardError, StorageError, escaped
+from mmstream.errors import ShardError, StorageError, escaped
+from mmstream.settings import refuse_broken
 from mmstream.storage import NotAFileError, Store, is_remote, open_file, open_store
 from mmstream.storage.local import read_exactly
 from mmstream.storage.store import TooLargeError
@@ -100,16 +101,18 @@ def require_prefixes(allow_urls: Sequence[str]) -> tuple[str, ...]:
     for prefix in allow_urls:
         require_no_secret(prefix)
         scheme, _, location = prefix.partition("://")
-        if not is_remote(prefix) or "::" in prefix or not location.strip("/"):
-            raise ConfigError(
+        refuse_broken(
+            (
+                not is_remote(prefix) or "::" in prefix or not location.strip("/"),
                 f"allow_urls: {prefix!r} is not the URL of a bucket or a folder in it; "
-                "write s3://bucket/folder/"
-            )
-        if scheme in ("http", "https"):
-            raise ConfigError(
+                "write s3://bucket/folder/",
+            ),
+            (
+                scheme in ("http", "https"),
                 f"allow_urls: {prefix!r}: rows may name {scheme}:// anyway; private addresses need "
-                "an allowed host"
-            )
+                "an allowed host",
+            ),
+        )
     return tuple(allow_urls)
 
 

@@ -99,6 +99,7 @@ from mmstream.converting.rows.tables import (
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
+from mmstream.settings import refuse_broken
 from mmstream.storage import is_remote, open_store, split_url
 from mmstream.storage.urls import local_path
 
@@ -188,13 +189,17 @@ def _open_tars(
 
 def _require_kind(reading: RowReading, kind: RowKind, url: str) -> None:
     """Refuse `rows_as` and `encoding` where the content is clearly something else."""
-    name = NAMES_OF_KINDS[kind]
-    if reading.rows_as not in (None, kind):
-        raise ConfigError(f"{url}: is {name}, not rows_as={reading.rows_as!r}")
-    if reading.encoding is not None:
-        raise ConfigError(
-            f"{url}: is {name}, where encoding={reading.encoding!r} has no effect; leave it out"
-        )
+    name, encoding = NAMES_OF_KINDS[kind], reading.encoding
+    refuse_broken(
+        (
+            reading.rows_as not in (None, kind),
+            f"{url}: is {name}, not rows_as={reading.rows_as!r}",
+        ),
+        (
+            encoding is not None,
+            f"{url}: is {name}, where encoding={encoding!r} has no effect; leave it out",
+        ),
+    )
 
 
 def _name_of(path: str) -> str:
