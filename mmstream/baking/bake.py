@@ -164,7 +164,7 @@ def baker_of(
         torch.device(device)
     except RuntimeError:
         raise ConfigError(f"device={shown(device)}: give cpu, cuda or cuda:1") from None
-    has_cuda = not device.startswith("cuda") or torch.cuda.is_available()
+    has_device = not device.startswith("cuda") or torch.cuda.is_available()
     has_functions = pipeline.before or pipeline.transforms or batch_function is not None
     refuse_broken(
         (
@@ -172,7 +172,7 @@ def baker_of(
             "bake: a mixture is several datasets; bake each of them, and mix these",
         ),
         (
-            batch_function is not None and not has_cuda,
+            batch_function is not None and not has_device,
             f"device={device!r}: torch finds no CUDA device here; give cpu",
         ),
         (pipeline.zero_copy, "bake: zero_copy=True decodes nothing; leave it out"),

@@ -26,7 +26,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
@@ -170,15 +170,14 @@ class ConvertReport(CorpusReport):
 
     def summary(self) -> str:
         """Return one line: what became of the rows."""
-        left_out = ""
-        if self.num_left_out:
-            left_out = (
-                f" ({self.num_left_out:,} of them blank lines, left out by your function, or known "
-                "already)"
-            )
+        left_out = (
+            f" ({self.num_left_out:,} of them blank lines, left out by your function, or known "
+            "already)"
+        )
         return (
             f"{count_text(self.num_rows, 'row')} -> {count_text(self.num_samples, 'sample')} in "
-            f"{count_text(self.num_shards, 'shard')}, {self.num_rejects:,} rejected{left_out}"
+            f"{count_text(self.num_shards, 'shard')}, {self.num_rejects:,} rejected"
+            f"{left_out if self.num_left_out else ''}"
         )
 
 
@@ -371,10 +370,8 @@ def _converted(
     started = time.monotonic()
     if isinstance(source, SampleSource):
         _refuse_options_of_rows(options)
-        if source.num_left_out:
-            logger.warning(
-                "%s: %d samples on its bad list are left out", source.name, source.num_left_out
-            )
+        if num_left_out := source.left_out.size:
+            logger.warning("%s: %d samples on its bad list are left out", source.name, num_left_out)
     require_columns(source, options.format.columns)
     with ExitStack() as locks:
         outputs = locked_outputs(store, rows_urls, source, options, access.root, work, locks)
@@ -833,14 +830,19 @@ def dry_run(
     used = {name: value for name, value in options.items() if name not in WHOLE_ONLY}
     used["reading"] = replace(reading or RowReading(), limit=num_rows)
     used |= {"num_workers": 1, "progress": False, "max_rejects": 1.0}
-    with _folder_in_memory() as store:
-        try:
-            report = convert(rows, store.url, samples_per_shard=1, sidecar=False, **used)
-        except MMStreamError:
-            if not store.exists(REJECTS_NAME):
-                raise  # not for lack of samples
-            return [DryRow(i, "", (), (), reject) for i, reject in enumerate(all_rejects(store), 1)]
+    store = open_store(f"memory://mmstream-dry-run-{secrets.token_hex(8)}")
+    try:
+        report = convert(rows, store.url, samples_per_shard=1, sidecar=False, **used)
+    except MMStreamError:
+        if not store.exists(REJECTS_NAME):
+            raise  # not for lack of samples
+        return [DryRow(i, "", (), (), reject) for i, reject in enumerate(all_rejects(store), 1)]
+    else:
         return list(_rows(store, report.num_rows))
+    finally:
+        for folder in (store, open_store(store.url_of(REPORTS))):
+            for name in folder.list():
+                folder.remove(name)
 
 
 def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
@@ -860,14 +862,3 @@ def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
 def _fields(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample without its shard, which a conversion would not write."""
     return {name: value for name, value in sample.items() if name not in ("__url__", "__lineage__")}
-
-
-@contextmanager
-def _folder_in_memory() -> Iterator[Store]:
-    store = open_store(f"memory://mmstream-dry-run-{secrets.token_hex(8)}")
-    try:
-        yield store
-    finally:
-        for folder in (store, open_store(store.url_of(REPORTS))):
-            for name in folder.list():
-                folder.remove(name)

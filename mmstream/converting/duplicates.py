@@ -47,13 +47,13 @@ from mmstream.dataset.index import read_samples
 from mmstream.errors import ConfigError, SampleError, ShardError
 from mmstream.media.fields import json_object, media_files
 from mmstream.media.types import kind_of
-from mmstream.settings import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked, refuse_broken
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
 
 Hashes = npt.NDArray[np.uint64]
-"""uint64 [n, 2]: hashes of 128 bits."""
+"""uint64 [n, 2]: hashes of 128 bits. Those of pictures have 256: uint64 [n, 4]."""
 
 _COLUMNS = ["file", "row", "id", "text_xxh3", "media"]
 """What is read of a sidecar. Others are made of a tar."""
@@ -635,9 +635,8 @@ def find_duplicates(
         >>> duplicates.num_pairs
         {'media': 384, 'text': 0, 'pair': 0}
     """
-    unknown = set(kinds) - set(KINDS)
-    if unknown:
-        raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(KINDS)}")
+    unknown = sorted(set(kinds) - set(KINDS))
+    refuse_broken((unknown, f"kinds={unknown}: must be among {', '.join(KINDS)}"))
     datasets = {"": dataset} if isinstance(dataset, Dataset) else dict(dataset)
     wanted = [kind for kind in KINDS if kind in kinds] + ["near"] * near
     left_out = {
@@ -777,9 +776,8 @@ def find_leaks(
         >>> mm.find_leaks(dataset, dataset, kinds=["text"], progress=False).num_pairs
         {'text': 480}
     """
-    unknown = set(kinds) - set(LEAK_KINDS)
-    if unknown:
-        raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(LEAK_KINDS)}")
+    unknown = sorted(set(kinds) - set(LEAK_KINDS))
+    refuse_broken((unknown, f"kinds={unknown}: must be among {', '.join(LEAK_KINDS)}"))
     wanted = [kind for kind in LEAK_KINDS if kind in kinds]
     datasets, left_out = {"a": a, "b": b}, {"a": a.bad, "b": b.bad}
     corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
@@ -809,8 +807,6 @@ MAX_DISTANCE = 15
 
 MAX_BUCKET = 4096
 """Largest group of hashes with an equal band in which each is compared with each."""
-
-Words = npt.NDArray[np.uint64]
 
 
 class NearPairs(NamedTuple):
@@ -902,7 +898,7 @@ def _matches(near: NearPairs, leader: IntArray, distance: IntArray, hashes: IntA
     return Matches(first[is_other], hashes[is_other], distance[representative][is_other])
 
 
-def _near_different(hashes: Words) -> Iterator[tuple[IntArray, IntArray]]:
+def _near_different(hashes: Hashes) -> Iterator[tuple[IntArray, IntArray]]:
     """Yield (earlier, later) of near hashes, for each band. A pair may come several times."""
     bands = hashes.view(np.uint16).reshape(-1, 16)
     for band in range(bands.shape[1]):
@@ -920,7 +916,7 @@ def _near_different(hashes: Words) -> Iterator[tuple[IntArray, IntArray]]:
 
 
 def _near_neighbours(
-    hashes: Words, order: IntArray, num_after: IntArray
+    hashes: Hashes, order: IntArray, num_after: IntArray
 ) -> Iterator[tuple[IntArray, IntArray]]:
     """Compare each hash with all that follow it in its bucket.
 
@@ -942,7 +938,7 @@ def _near_neighbours(
         active = active[num_after[active] >= step]
 
 
-def _near_leaders(hashes: Words, members: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+def _near_leaders(hashes: Hashes, members: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     """Compare the first hash of a large bucket with the others, leave out the near ones; again."""
     while members.size > 1:
         leader, others = members[0], members[1:]
@@ -953,7 +949,7 @@ def _near_leaders(hashes: Words, members: IntArray) -> Iterator[tuple[IntArray, 
         members = others[~is_near]
 
 
-def _distance(a: Words, b: Words) -> IntArray:
+def _distance(a: Hashes, b: Hashes) -> IntArray:
     """Return the number of bits that differ, int64 [n]."""
     distance: IntArray = np.bitwise_count(a ^ b).sum(axis=-1, dtype=np.int64)
     return distance

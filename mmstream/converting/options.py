@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from mmstream.converting.formats.formats import RowParser
 from mmstream.converting.media.hosts import host_rule
 from mmstream.converting.rows.detect import RowKind, encoding_name
-from mmstream.errors import ConfigError
 from mmstream.settings import (
     NonEmptyStr,
     NonNegativeFloat,
@@ -306,9 +305,8 @@ class MediaOptions:
             *(_LIBRARIES if self.changes_images else ()),
             *(["av"] if self.video_format else ()),
         ]
-        if not names:
-            return changed_settings(self)
-        return {**changed_settings(self), "libraries": {name: version(name) for name in names}}
+        versions = {"libraries": {name: version(name) for name in names}} if names else {}
+        return {**changed_settings(self), **versions}
 
 
 @checked()
@@ -432,7 +430,9 @@ class Options:
         info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
         row_format = RowParser(reading.format, columns, self.row, info)
         object.__setattr__(self, "format", row_format)
-        for name in ("exact", "near"):
-            action = getattr(self.duplicates, name)
-            if action is not None and not self.sidecar:
-                raise ConfigError(f"{name}={action!r}: needs the sidecars; do not switch them off")
+        exact, near = self.duplicates.exact, self.duplicates.near
+        if not self.sidecar:
+            refuse_broken(
+                (exact, f"exact={exact!r}: needs the sidecars; do not switch them off"),
+                (near, f"near={near!r}: needs the sidecars; do not switch them off"),
+            )

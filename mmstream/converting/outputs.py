@@ -474,17 +474,19 @@ def _require_same_plan(
         for key in changed
         if not _FOLLOWS_FROM.get(key, set()) & set(changed)
     ]
-    if not differing and is_other_version:
-        raise ConfigError(
+    refuse_broken(
+        (
+            differing,
+            f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. {advice}",
+        ),
+        (
+            is_other_version,
             f"{store.url}: holds {content} of another version of mmstream, which writes the same "
             f"rows as other bytes (converter {saved.get('converter')!r}, this one is "
             f"{plan['converter']!r}). A finished dataset is read as it is; to convert again, name "
-            "another destination, or replace it with rerun=mm.Rerun(overwrite=True)"
-        )
-    if differing:
-        raise ConfigError(
-            f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. {advice}"
-        )
+            "another destination, or replace it with rerun=mm.Rerun(overwrite=True)",
+        ),
+    )
 
 
 RANGE_COMMAND = "convert --shard-range"

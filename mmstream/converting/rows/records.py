@@ -633,13 +633,8 @@ class SampleSource(RowSource):
     """The tars are copies in a temporary folder of this machine."""
     splits: Mapping[str, range] = field(default_factory=dict)
 
-    @property
-    def num_left_out(self) -> int:
-        """Samples that the bad list names."""
-        return len(self._left_out)
-
     @cached_property
-    def _left_out(self) -> IntArray:
+    def left_out(self) -> IntArray:
         """int64 [num_bad], ascending: numbers of the bad samples, over all shards."""
         return np.sort(self._starts[self.dataset.bad[:, 0]] + self.dataset.bad[:, 1])
 
@@ -653,7 +648,7 @@ class SampleSource(RowSource):
     @property
     def num_rows(self) -> int:
         """Number of samples that are not bad, up to the limit."""
-        total = len(self.dataset) - len(self._left_out)
+        total = len(self.dataset) - len(self.left_out)
         return total if self.limit is None else min(total, self.limit)
 
     @property
@@ -664,7 +659,7 @@ class SampleSource(RowSource):
             for shard in self.dataset.manifest.shards
         ]
         return hashlib.sha256(
-            msgspec.json.encode([shards, self._left_out.tolist(), self.limit])
+            msgspec.json.encode([shards, self.left_out.tolist(), self.limit])
         ).hexdigest()
 
     def select(self, rows: IntArray | range) -> SampleRange:
@@ -674,7 +669,7 @@ class SampleSource(RowSource):
         numbers less the bad ones before them are 1 and 1, and rows from there on move by 2.
         """
         index = np.asarray(rows, dtype=np.int64)
-        before = self._left_out - np.arange(len(self._left_out))
+        before = self.left_out - np.arange(len(self.left_out))
         number = index + np.searchsorted(before, index, side="right")
         shards = np.searchsorted(self._starts, number, side="right") - 1
         positions = number - self._starts[shards]
