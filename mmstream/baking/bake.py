@@ -67,7 +67,6 @@ from mmstream.pipeline import Pipeline
 from mmstream.processes.run import run_in_processes
 from mmstream.settings import NonNegativeInt, PositiveInt, checked, refuse_broken, shown
 from mmstream.storage import Store, open_store, require_shared
-from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK, padded
 from mmstream.tar.samples import REFUSED_FIELD
@@ -462,7 +461,6 @@ def open_destination(dest: str, source: Dataset) -> Store:
     Raises:
         ConfigError: It is the source, or a file, or its URL holds a secret.
     """
-    require_no_secret(dest)
     store = open_store(dest)
     if _real_folder(store) in map(_real_folder, (source.store, source.index_store)):
         raise ConfigError(f"{store.url}: is the source; name another destination")

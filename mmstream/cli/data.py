@@ -284,10 +284,8 @@ class _DecodeCheck:
 
     def summary(self) -> str:
         """Return one line: which types of fields were decoded, and which were only read."""
-        summary = f"decoded: {_counts(self._decoded)}"
-        if self._kept:
-            summary += f"; not decoded: {_counts(self._kept)}: nothing here decodes them"
-        return summary
+        kept = f"; not decoded: {_counts(self._kept)}: nothing here decodes them"
+        return f"decoded: {_counts(self._decoded)}{kept if self._kept else ''}"
 
 
 _ALL_FRAMES = 1 << 40

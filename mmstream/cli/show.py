@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -117,20 +117,17 @@ def show(
     head, choices = _choose(data, **selection)
     num_more = len(choices) - max_samples
 
-    def cards() -> Iterator[Card]:
-        for ref, problem in islice(choices, max_samples):
-            yield _card(data, ref, problem, text)
-
+    cards = (_card(data, ref, problem, text) for ref, problem in islice(choices, max_samples))
     head = f"{escaped(url)}: {head}"
     if num_more > 0:
         head += f"; the first {max_samples:,} are shown (--max-samples)"
     if html is None:
         say(head)
-        for card in cards():
+        for card in cards:
             for line in card_lines(card, text_tokenizer):
                 say(line)
         return
-    say(f"{head}; {save_page(cards_html(head, cards(), text_tokenizer), head, html)}")
+    say(f"{head}; {save_page(cards_html(head, cards, text_tokenizer), head, html)}")
 
 
 def _choose(

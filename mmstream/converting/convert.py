@@ -683,7 +683,6 @@ def finalize(
     """
     started = time.monotonic()
     dest = os.fspath(dest)
-    require_no_secret(dest)
     check_max_rejects(max_rejects)
     if splits is not None and (not splits or len(set(splits)) < len(splits)):
         raise ConfigError(f"splits={splits!r}: name all of them with splits=, each once")

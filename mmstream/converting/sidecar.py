@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -65,10 +65,6 @@ from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
 from mmstream.processes.run import run_in_processes
 from mmstream.storage import Store
-
-if TYPE_CHECKING:
-    from PIL import Image, ImageFile
-
 
 MAX_GROUP_BYTES = 3 << 19
 """Most bytes of a row group in memory, about: 5,000 rows of text, or 1,000 with pictures. To write
@@ -721,7 +717,7 @@ def _small_grey(data: bytes) -> npt.NDArray[np.float32]:
     return upright(picture.pixels, picture.orientation)[:, :, 0].astype(np.float32)
 
 
-def _drafted_jpeg(file: io.BytesIO) -> ImageFile.ImageFile:
+def _drafted_jpeg(file: io.BytesIO) -> Any:
     from PIL.JpegImagePlugin import JpegImageFile
 
     image = JpegImageFile(file)
@@ -729,7 +725,7 @@ def _drafted_jpeg(file: io.BytesIO) -> ImageFile.ImageFile:
     return image
 
 
-def _shrunk(image: Image.Image) -> npt.NDArray[np.uint8]:
+def _shrunk(image: Any) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
     from mmstream.media.pillow import to_rgb

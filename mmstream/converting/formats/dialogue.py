@@ -149,7 +149,11 @@ def take_turns(row: ParsedRow, keys: tuple[str, ...]) -> list[Any]:
     if all(isinstance(turn, dict) and {"human", "assistant"} <= turn.keys() for turn in turns):
         pairs = [(turn["human"], turn["assistant"]) for turn in turns]
         turns = [turn for question, answer in pairs for turn in pair_of(question, answer)]
-    if all(map(_is_part, turns)) and any(turn["type"] in KINDS for turn in turns):
+    is_of_parts = all(
+        isinstance(turn, dict) and "from" in turn and turn.get("type") in (*KINDS, "text")
+        for turn in turns
+    )
+    if is_of_parts and any(turn["type"] in KINDS for turn in turns):
         turns = [
             {
                 "from": role,
@@ -158,11 +162,6 @@ def take_turns(row: ParsedRow, keys: tuple[str, ...]) -> list[Any]:
             for role, group in groupby(turns, key=lambda turn: turn["from"])
         ]
     return turns
-
-
-def _is_part(turn: Any) -> bool:
-    """Tell whether a turn is a single part, as NeMo writes it: ``{"from", "value", "type"}``."""
-    return isinstance(turn, dict) and "from" in turn and turn.get("type") in (*KINDS, "text")
 
 
 def pair_of(question: Any, answer: Any) -> list[dict[str, Any]]:

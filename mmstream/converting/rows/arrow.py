@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,9 +63,6 @@ from mmstream.storage import ObjectStat, Store, open_store, split_url
 from mmstream.storage.store import ObjectFile
 from mmstream.storage.urls import local_path
 from mmstream.types import IntArray
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 _FILE_MAGIC = b"ARROW1"
 _STREAM_MAGIC = b"\xff\xff\xff\xff"
@@ -112,7 +109,9 @@ def rows_of_batches(batches: Iterable[pa.RecordBatch], rows: str) -> Iterator[An
     try:
         for batch in batches:
             require_different(batch.schema.names, rows)
-            _validate(batch)
+            batch.validate()  # of lengths and numbers of buffers, without which there is no view
+            for column in batch.columns:
+                _layout(column).validate(full=True)
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 for row in rows_of_batch(batch.slice(start, BATCH_ROWS)):
                     number += 1
@@ -124,12 +123,6 @@ def rows_of_batches(batches: Iterable[pa.RecordBatch], rows: str) -> Iterator[An
         raise ConfigError(
             f"{rows}: damaged Arrow after row {number} ({escaped(error)}); fetch or write it again"
         ) from None
-
-
-def _validate(batch: pa.RecordBatch) -> None:
-    batch.validate()  # of lengths and numbers of buffers, without which there is no view
-    for column in batch.columns:
-        _layout(column).validate(full=True)
 
 
 def _layout(column: pa.Array) -> pa.Array:
@@ -239,7 +232,8 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
     for kinds, convert in _CONVERTERS:
         if isinstance(value, kinds):
             return convert(value, name)
-    if _is_picture(value):
+    pillow = sys.modules.get("PIL.Image")  # whoever has a picture has imported Pillow
+    if pillow is not None and isinstance(value, pillow.Image):
         return _picture(value, name)
     if type(value).__name__ in ("NAType", "NaTType"):  # what pandas has for missing values
         return None
@@ -295,13 +289,7 @@ def _integer(value: int, name: str) -> int:
     return int(value)
 
 
-def _is_picture(value: Any) -> bool:
-    """Tell whether a value is a picture of Pillow. Whoever has one has imported Pillow."""
-    pillow = sys.modules.get("PIL.Image")
-    return pillow is not None and isinstance(value, pillow.Image)
-
-
-def _picture(image: Image.Image, name: str) -> dict[str, Any]:
+def _picture(image: Any, name: str) -> dict[str, Any]:
     try:
         path = os.path.basename(os.fsdecode(getattr(image, "filename", "") or ""))  # noqa: PTH119
         return {"bytes": _original_bytes(image) or _png(image, name), "path": path or None}
@@ -311,7 +299,7 @@ def _picture(image: Image.Image, name: str) -> dict[str, Any]:
         raise RowError(f"{name}: a picture that cannot be stored: {escaped(error)}") from None
 
 
-def _png(image: Image.Image, name: str) -> bytes:
+def _png(image: Any, name: str) -> bytes:
     if image.mode not in _PNG_MODES:
         raise RowError(
             f"{name}: a picture in mode {image.mode}, which PNG cannot hold; convert it, or "
@@ -323,7 +311,7 @@ def _png(image: Image.Image, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def _original_bytes(image: Image.Image) -> bytes | None:
+def _original_bytes(image: Any) -> bytes | None:
     """Return the bytes of a picture's file. None: it may be another picture than its first one."""
     file = getattr(image, "fp", None)
     if file is None or not getattr(image, "tile", None) or image.tell():
@@ -616,21 +604,16 @@ def _is_dataset(rows: Any) -> bool:
     return hasattr(rows, "with_format") and hasattr(rows, "iter")
 
 
-def _rows_of_dataset(rows: Any) -> Iterator[Any]:
-    if getattr(rows, "features", ()) is None:  # a stream, and no two rows need be alike
-        yield from map(table_row, rows.with_format(None))
-        return
-    for table in rows.with_format("arrow").iter(BATCH_ROWS):
-        yield from rows_of_batch(table)
-
-
 def python_rows(rows: Any) -> Iterator[Any]:
     """Yield each row, with JSON values and bytes only.
 
     A data set of Hugging Face is read as it is stored: pictures and sounds are not decoded.
     """
-    if _is_dataset(rows):
-        yield from _rows_of_dataset(rows)
+    if _is_dataset(rows) and getattr(rows, "features", ()) is None:
+        yield from map(table_row, rows.with_format(None))  # a stream: no two rows need be alike
+    elif _is_dataset(rows):
+        for table in rows.with_format("arrow").iter(BATCH_ROWS):
+            yield from rows_of_batch(table)
     elif hasattr(rows, "to_batches"):  # a table of Arrow
         yield from rows_of_batches(rows.to_batches(), "rows")
     elif hasattr(rows, "iloc") and hasattr(rows, "to_dict"):  # a DataFrame of pandas
