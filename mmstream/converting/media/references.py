@@ -261,10 +261,6 @@ def _file(path: str, access: MediaAccess) -> Reference:
     return _object(f"{root}/{name}", access)
 
 
-def _download(url: str, _access: MediaAccess) -> Reference:
-    return Reference("web", url)
-
-
 def _object(url: str, access: MediaAccess) -> Reference:
     _refuse_ways_out(url)
     if object_prefix(url, access) is not None:
@@ -281,7 +277,7 @@ def _object(url: str, access: MediaAccess) -> Reference:
 
 _OF_SCHEME: dict[str, Callable[[str, MediaAccess], Reference]] = {
     "file": _file,
-    **dict.fromkeys(("http", "https"), _download),
+    **dict.fromkeys(("http", "https"), lambda url, _: Reference("web", url)),
     **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory"), _object),
 }
 """What a path or URL means, by its scheme. A URL of another scheme is an object, too, where the
@@ -556,7 +552,7 @@ class Archives:
             RowError: It is not an archive, or has no such file, or that is damaged, encrypted, too
                 large, or compressed in a rare way. The message does not name it.
         """
-        members, name = self._members(archive), _plain_name(member)
+        members, name = self._members(archive), member.removeprefix("./")
         names = [name]
         if name.endswith(".*"):
             names += [f"{name[:-1]}{extension}" for extension in _SOUNDS]
@@ -593,10 +589,6 @@ def _weight(directory: Mapping[str, Any] | RowError) -> int:
     return 1 if isinstance(directory, RowError) else max(1, len(directory))
 
 
-def _plain_name(name: str) -> str:
-    return name.removeprefix("./")
-
-
 def _tar_members(archive: Archive) -> dict[str, tuple[int, int]]:
     """Return where the bytes of each file of a tar are: {name: (start, stop)}."""
     try:
@@ -612,7 +604,7 @@ def _tar_members(archive: Archive) -> dict[str, tuple[int, int]]:
         if member.is_file:
             span = (member.data_offset, member.data_offset + member.size)
         if span is not None:
-            spans.setdefault(_plain_name(member.name), span)
+            spans.setdefault(member.name.removeprefix("./"), span)
     return spans
 
 
@@ -634,7 +626,7 @@ def _zip_members(archive: Archive) -> dict[str, zipfile.ZipInfo]:
         with zipfile.ZipFile(file) as directory:
             for info in directory.infolist():
                 if not info.is_dir():
-                    members.setdefault(_plain_name(info.filename), info)
+                    members.setdefault(info.filename.removeprefix("./"), info)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         raise RowError(f"not a zip ({type(error).__name__})") from None
     return members

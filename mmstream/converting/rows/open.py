@@ -161,7 +161,9 @@ def _open(
             ]
         )
     urls = expand(names)
-    name = _name_of(names[0])
+    name = "stdin"  # so messages and the plan name the rows
+    if names[0] != STDIN:
+        name = encodable(split_url(names[0].rstrip("/"))[1])
     root = root or media_folder(rows)
     plain_files = PlainFiles(folder, name, reading, run_length, root)
     is_remote_folder = is_remote(urls[0]) and root is not None
@@ -200,11 +202,6 @@ def _require_kind(reading: RowReading, kind: RowKind, url: str) -> None:
             f"{url}: is {name}, where encoding={encoding!r} has no effect; leave it out",
         ),
     )
-
-
-def _name_of(path: str) -> str:
-    """Return how messages and the plan name the rows: the base name of the first file."""
-    return "stdin" if path == STDIN else encodable(split_url(path.rstrip("/"))[1])
 
 
 def _open_folder(url: str, plain_files: PlainFiles, reading: RowReading) -> RowSource:

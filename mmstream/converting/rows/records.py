@@ -422,7 +422,10 @@ def _identity(
 ) -> tuple[bytes, bool]:
     if file.is_spool or field is not None:
         value = row_of(file, index, record).value
-        if not isinstance(value, RowError) and (field is None or _has_id(value, field)):
+        is_known = field is None or (
+            isinstance(value, dict) and any(value.get(k) is not None for k in (field, *ID_KEYS))
+        )
+        if is_known and not isinstance(value, RowError):  # by a key, and not by its bytes
             return identity_of(value, field)
         if file.is_spool:
             return record or b"", False
@@ -435,11 +438,6 @@ def _identity(
         return row_id.encode() if isinstance(row_id, str) else msgspec.json.encode(row_id), False
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return line, False  # it will be rejected, in the split that its bytes hash into
-
-
-def _has_id(value: Any, field: str) -> bool:
-    """Tell whether a row is known by a key, and not by its bytes."""
-    return isinstance(value, dict) and any(value.get(k) is not None for k in (field, *ID_KEYS))
 
 
 def parse_row(line: bytes | None) -> Any:
