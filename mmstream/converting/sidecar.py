@@ -425,17 +425,17 @@ def _write(job: tuple[Dataset, int, bool, frozenset[int]]) -> bool:
     old_rows = {row["index"]: row for row in old}
     old_media = {medium["xxh3"]: medium for row in old for medium in row.get("media") or ()}
     name, split = dataset.name_of(shard), old[0].get("split") if old else None
-    index_crc32c = b"%08x" % index_checksum(name, dataset.shards.offsets(shard))
-
-    def old_hash(data: bytes) -> bytes | None:
-        hashed: bytes | None = old_media.get(content_hash(data), {}).get("perceptual_hash")
-        return hashed
-
-    with SidecarWriter(dataset.index_store, name, split, old_hash, index_crc32c) as sidecar:
-        every = np.arange(dataset.counts[shard])
-        for index, sample in enumerate(dataset.shards.samples(shard, every)):
-            own = Row(index, name, index + 1, None)
+    with SidecarWriter(
+        dataset.index_store,
+        name,
+        split,
+        lambda data: old_media.get(content_hash(data), {}).get("perceptual_hash"),
+        b"%08x" % index_checksum(name, dataset.shards.offsets(shard)),
+    ) as sidecar:
+        samples = dataset.shards.samples(shard, np.arange(dataset.counts[shard]))
+        for index, sample in enumerate(samples):
             if not isinstance(sample, dict):
+                own = Row(index, name, index + 1, None)
                 sidecar.add_reject(own, "", str(sample), "damaged")
                 continue
             if index in erased:
