@@ -3,10 +3,8 @@
     shared.py    what all commands share: help, exit codes, messages
     convert.py   convert, finalize, reshard, and what they print in the end
     data.py      index, verify, takedown
-    plan.py      plan, bake
-    bench.py     bench
-    info.py      info
-    show.py      show, view
+    pipeline.py  bench, plan, bake
+    info.py      info, show, view
     duplicates.py  duplicates, leakcheck
     training.py  train, demo, replay
     select.py    select, and the options that choose samples
@@ -72,11 +70,11 @@ class _Group(click.Group):
 
 COMMANDS = _Commands(
     bake=(
-        "plan",
+        "pipeline",
         "Write what a pipeline makes of the dataset SOURCE to DEST, once for all epochs.",
     ),
     bench=(
-        "bench",
+        "pipeline",
         "Measure how fast the data at URL becomes batches here, and say which settings to use.",
     ),
     convert=("convert", "Convert ROWS and their media to tar shards at DEST."),
@@ -100,7 +98,7 @@ COMMANDS = _Commands(
         "Find what the datasets A and B share, such as a training set and a benchmark.",
     ),
     plan=(
-        "plan",
+        "pipeline",
         "Measure all samples of the dataset at URL, and plan packs of at most --max-tokens tokens.",
     ),
     replay=("training", "Print the planned samples of a step: epoch, step, row, shard[index]."),
@@ -113,7 +111,7 @@ COMMANDS = _Commands(
         "Store which samples of the dataset at URL take part, once for all processes and runs.",
     ),
     show=(
-        "show",
+        "info",
         "Show samples of the dataset at URL: pictures, captions, conversations, recordings, JSON.",
     ),
     takedown=("data", "Take samples of the dataset at URL down: no run shows them any more."),
@@ -125,7 +123,7 @@ COMMANDS = _Commands(
         "data",
         "Read the whole dataset at URL and check checksums, indexes and every sample.",
     ),
-    view=("show", "Look at the dataset at URL, or at a mixture, in a browser of this machine."),
+    view=("info", "Look at the dataset at URL, or at a mixture, in a browser of this machine."),
 )
 
 

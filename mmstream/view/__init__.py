@@ -1,6 +1,6 @@
 """``mmstream view``: a corpus, what a model sees of it, and what a run did, in a browser.
 
-    cli/show.py -> app.py -> a page's module -> templates/
+    cli/info.py -> app.py -> a page's module -> templates/
 
 content.py  what all pages show: the data, a pipeline, its order, the folder of a run; the samples
             that a condition chooses, and counts of the values of columns

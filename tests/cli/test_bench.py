@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.cli import bench as bench_module
+from mmstream.cli import pipeline as bench_module
 from tests.helpers.corpora import captioned, write_corpus
 
 Run = Callable[..., tuple[int, str, str]]
