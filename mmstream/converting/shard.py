@@ -4,9 +4,9 @@
     plan -> jobs -> ENGINE of `write_shard` -> reports -> manifest
 
 `write_shard` is the job of a worker process; it calls the steps before it, row by row. It writes
-the tar, its index, the checksums of its samples, its facts where they are asked for, its sidecar,
-its rejects and its report, in this order, each of them whole or not at all. The report commits the
-shard: with a report, and the others of the right size, the shard is finished.
+the tar, its index, the checksums of its samples, its sidecar, its rejects and its report, in this
+order, each of them whole or not at all. The report commits the shard: with a report, and the others
+of the right size, the shard is finished.
 
 Samples of another dataset: by default all of their fields are taken byte for byte. Where media are
 checked or changed, their images, audios and videos are media of a `Draft`, as those of a row are.
