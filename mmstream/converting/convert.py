@@ -688,7 +688,8 @@ def finalize(
         raise ConfigError(f"splits={splits!r}: name all of them with splits=, each once")
     store = open_store(dest)
     with ExitStack() as locks:
-        outputs = _in_order([_output(store, split, locks) for split in splits or [None]])
+        names: Sequence[str | None] = splits or (None,)
+        outputs = _in_order([_output(store, split, locks) for split in names])
         reports = {output.split: _reports(output) for output in outputs}
         _require_all(outputs, reports)
         written = {

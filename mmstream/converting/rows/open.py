@@ -232,7 +232,8 @@ def _open_folder(url: str, plain_files: PlainFiles, reading: RowReading) -> RowS
             f"{url}/{only_split}",
         )
     inputs = []
-    for subfolder in content.splits or [None]:
+    subfolders: Sequence[str | None] = content.splits or (None,)
+    for subfolder in subfolders:
         split = subfolder and split_of(subfolder)
         rows = iter_media(url, content, subfolder, reading.encoding)
         inputs.append(InputFile("", subfolder or name, split, rows=rows))
