@@ -234,7 +234,6 @@ def test_a_missing_package_is_one_line_with_the_command(
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
     train_tiny(tmp_path, hooks=[TensorBoard(tmp_path / "board")], max_steps=5)
     name = "tensorboard.backend.event_processing.event_accumulator"
     events = importlib.import_module(name).EventAccumulator(str(tmp_path / "board"))
