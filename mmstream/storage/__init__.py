@@ -8,8 +8,7 @@
     s3_errors.py     what the refusals of S3 mean
     retry.py     how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path
-    s3_session.py    what s3fs sends everything else with: answers that no S3 sends are refused
-    s3_endpoint.py   where a bucket is, which credentials open it, and signatures
+    s3_endpoint.py   where a bucket is, which credentials open it, signatures; the session of s3fs
     http_client.py   HTTP requests whose responses are read in pieces
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
     memory.py    objects in this process (``memory://``), for tests and small corpora

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, TypeVar, cast
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.storage import web
 from mmstream.storage.retry import THROTTLED_STATUS, health_of, retry
-from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
+from mmstream.storage.s3_endpoint import is_anonymous, require_certificates, session_options
 from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.store import (
     Access,
@@ -585,8 +585,6 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
 
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":
-        from mmstream.storage.s3_session import session_options
-
         options.update(session_options())
         require_certificates()
         if is_anonymous():
