@@ -11,8 +11,7 @@ Remote storage is read by a process of its own, one for each rank:
 process.py      the main process' side: starts it, tells it where to begin, ends it
 plan.py         order -> ranges of shards, when each is needed first, and the memory for them
 range_cache.py  its ranges in the node cache
-sample_memory.py  where samples arrive, seen by the processes that take them
 rank_reader.py  requests ranges ahead, holds them, and hands out steps
-server.py       serves steps to workers and to the main process
+server.py       serves steps to workers and to the main process, from memory that all of them see
 messages.py     what they say to each other
 """

@@ -20,7 +20,7 @@ from mmstream.decoding.field import PictureField
 from mmstream.decoding.sample import SampleDecoding
 from mmstream.pipeline import PipelineRunner
 from mmstream.progress import Progress, Stage
-from mmstream.reading.sample_memory import SampleMemory
+from mmstream.reading.server import SampleMemory
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus

@@ -24,7 +24,7 @@ from mmstream.dataset.index_part import SampleBounds
 from mmstream.order import Order
 from mmstream.reading.plan import RankPlan
 from mmstream.reading.rank_reader import HORIZON_BYTES, RankReader
-from mmstream.reading.sample_memory import SampleMemory
+from mmstream.reading.server import SampleMemory
 from mmstream.storage import Access, transfers
 from mmstream.storage.transfers import TransferLimits, Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient, Sent

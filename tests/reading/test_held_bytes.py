@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmstream.reading.sample_memory import SampleMemory
+from mmstream.reading.server import SampleMemory
 from tests.helpers.held_bytes import most_held_bytes
 from tests.helpers.simulated_rank import corpus_order, corpus_plan, simulate_rank
 from tests.helpers.virtual_time import in_virtual_time

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from mmstream.reading import sample_memory
-from mmstream.reading.sample_memory import SampleMemory, most_bytes
+from mmstream.reading import server
+from mmstream.reading.server import SampleMemory, most_bytes
 
 MB = 1 << 20
 
@@ -80,7 +80,7 @@ def take_and_drop(memory: SampleMemory, draw: random.Random) -> None:
 
 
 def test_what_is_unused_at_the_end_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_memory, "SPARE_BYTES", MB)
+    monkeypatch.setattr(server, "SPARE_BYTES", MB)
     memory = SampleMemory(16 * MB)
     first = memory.take(1000)
     pieces = [memory.take(MB) for _ in range(8)]
