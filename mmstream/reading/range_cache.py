@@ -25,7 +25,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
-from mmstream.reading.held import SampleRange
+from mmstream.reading.fetcher import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
 from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.node_cache_file import CachedSamples, CacheFile, CacheLocation

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.errors import ShardError
 from mmstream.order import Order
-from mmstream.reading.held import SampleRange
+from mmstream.reading.fetcher import SampleRange
 from mmstream.reading.plan import (
     MAX_HEAD_BYTES,
     MAX_HEAD_STEPS,
