@@ -64,7 +64,7 @@ from mmstream.decoding.text.decoder import TextDecoder, own_core
 from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline
-from mmstream.processes.run import run_in_processes
+from mmstream.processes.workers import run_in_processes
 from mmstream.settings import NonNegativeInt, PositiveInt, checked, refuse_broken, shown
 from mmstream.storage import Store, open_store, require_shared
 from mmstream.storage.write_lock import WriteLock, write_lock

@@ -50,7 +50,7 @@ from mmstream.packing.plan import (
     write_plan,
 )
 from mmstream.packing.planner import make_plan, plan_in_order
-from mmstream.processes.run import run_in_processes
+from mmstream.processes.workers import run_in_processes
 from mmstream.ranks import World
 from mmstream.settings import (
     AnyInt,

@@ -84,7 +84,7 @@ from mmstream.errors import ConfigError, MMStreamError, ShardError, StorageError
 from mmstream.media.fields import media_files
 from mmstream.media.types import kind_of
 from mmstream.processes.machine import num_cores
-from mmstream.processes.run import run_in_processes
+from mmstream.processes.workers import run_in_processes
 from mmstream.storage import Store, is_remote, open_store
 from mmstream.storage.store import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock

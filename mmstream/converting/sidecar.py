@@ -63,7 +63,7 @@ from mmstream.dataset.select import forget_conditions
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
-from mmstream.processes.run import run_in_processes
+from mmstream.processes.workers import run_in_processes
 from mmstream.storage import Store
 
 MAX_GROUP_BYTES = 3 << 19

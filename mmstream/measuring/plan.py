@@ -56,7 +56,7 @@ from mmstream.packing.planner import make_plan, plan_digest, require_first_shard
 from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import num_cores
-from mmstream.processes.run import run_in_processes
+from mmstream.processes.workers import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.settings import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 from mmstream.storage import Store, open_store, require_shared
