@@ -1,12 +1,11 @@
 """The last stages: order -> read -> decode -> batch -> LOADER -> DEVICE.
 
-loader.py              `Loader`: this rank's batches in step order, and their state
+loader.py              `Loader`: this rank's batches in step order, their state, and what they
+                       hold; packs dealt to the ranks by their cost
 batch_makers.py        the processes that make batches: this one, workers, the reader process
 watchdog.py            notices a batch that does not come
 worker_process.py      the child's side: what a worker works on, and how it ended, in words
 batch_transport.py     a batch crosses from a worker to the main process
 settings.py            what must be the same on every rank, in words; how batches are made
-balance.py             rows of packs dealt to the ranks by their cost
-delivered.py           counts what delivered batches hold, beside bad samples
 device.py              batches on the device, one ahead of the user's code, and normalised there
 """

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.batching.collate import plain_tensors
+from mmstream.batching.flat import Flat, Pack
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.bad_samples import Stats, count_samples
 from mmstream.errors import ConfigError
-from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.batch_makers import BatchMakers
-from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import (
     MultiprocessingContext,
     described,
@@ -31,9 +31,12 @@ from mmstream.loader.sharing import BatchChannel, Share, group_of_mesh
 from mmstream.loader.watchdog import StallLimits
 from mmstream.order import BucketOrder
 from mmstream.order.mixture.order import MixtureOrder
+from mmstream.packing.cost import Cost, deal, imbalance
+from mmstream.packing.order import PackOrder
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import cpu_seconds, pss_bytes
 from mmstream.ranks import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
+from mmstream.reading.process import needs_reader_process
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.settings import (
     NonNegativeFloat,
@@ -349,7 +352,7 @@ class Loader(IterableDataset[Batch]):
         return self.pipeline if self.pipeline.dataset.can_finish_epoch else self._current
 
     def _end_epoch(self) -> None:
-        self._delivered.end_epoch()
+        self._delivered.warn_of_filters()  # also where the epoch had few samples
         self._current = self._next_pipeline()
 
     def _count_imbalance(self, lineage: BatchLineage) -> None:
@@ -547,3 +550,183 @@ def _refuse_regrouping(caller: FrameType) -> None:
             "num_workers=0); in the Trainer of transformers, "
             "mmstream.train.LoaderTrainer(model, args, train_dataset=loader)"
         )
+
+
+# -- what delivered batches hold -------------------------------------------------------------------
+#
+# Bad samples and their limits are counted in ``decoding/bad_samples.py``. The samples here are
+# good: they never reach a limit. A warning for each of them would flood the log. So the first one
+# of a kind is a warning.
+
+MIN_SAMPLES = 1000
+"""Delivered samples from which on filters are judged."""
+
+MIN_LEFT_OUT = 0.05
+"""A filter that leaves out this share of the samples is worth a warning."""
+
+
+class DeliveredCounts:
+    """The counts of one loader, and which warnings it has logged.
+
+    Args:
+        stats: of the loader; changed in place.
+        pipeline: what makes the batches.
+    """
+
+    def __init__(self, stats: Stats, pipeline: Pipeline) -> None:
+        self._stats = stats
+        self._batching = pipeline.flat
+        self._action = pipeline.bad_samples.action
+        self._has_warned_of_filters = False
+
+    def count(self, batch: Batch) -> None:
+        """Count a delivered batch, whose bad samples are counted already."""
+        lineage: BatchLineage = batch["__lineage__"]
+        self._count_lengths(lineage)
+        if self._batching is not None:
+            self._count_tokens(batch, self._batching)
+        if self._stats.num_samples >= MIN_SAMPLES:
+            self.warn_of_filters()
+        self._count_text_losses(lineage)
+
+    def _count_lengths(self, lineage: BatchLineage) -> None:
+        """Count samples of packs that have other lengths than were measured."""
+        stats = self._stats
+        is_first = not (stats.num_longer or stats.num_shorter)
+        if is_first and (lineage.num_longer or lineage.num_shorter):
+            logger.warning(
+                "%s: decoders, templates or draws are not those of the measure, so packs are "
+                "emptier than planned, or samples do not fit: measure and plan again; others are "
+                "only counted, see loader.stats",
+                lineage.unlike_measured,
+            )
+        stats.num_longer += lineage.num_longer
+        stats.num_shorter += lineage.num_shorter
+
+    def _count_tokens(self, batch: Batch, batching: Flat) -> None:
+        """Count documents and tokens of rows without padding."""
+        stats = self._stats
+        stats.num_documents += len(batch["__key__"])
+        stats.num_tokens += batch["num_tokens"]
+        stats.num_label_tokens += batch.get("num_label_tokens", 0)
+        if not isinstance(batching, Pack):
+            stats.num_token_slots += batch["input_ids"].numel()
+            return
+        stats.num_token_slots += batching.max_tokens * int(batch["__valid__"].sum())
+        stats.num_planned_tokens += batch["__lineage__"].num_planned_tokens
+
+    def warn_of_filters(self) -> None:
+        """Warn once where filters leave out so much that an epoch is not what it seems."""
+        stats = self._stats
+        num_skipped, num_samples = stats.num_skipped, stats.num_samples
+        is_little = num_skipped < max(1, MIN_LEFT_OUT * num_samples)
+        if self._has_warned_of_filters or is_little:
+            return
+        self._has_warned_of_filters = True
+        repeats = num_samples / max(1, num_samples - num_skipped)
+        is_repeated = self._action == "substitute" and not isinstance(self._batching, Pack)
+        logger.warning(
+            "filters (mm.SkipSample) left out %s of %s samples that were read%s; leave them out "
+            "before training: with `mmstream select --where`, at conversion, or of packs with "
+            "`mmstream plan --where` (docs/pipeline.md#filters)",
+            f"{num_skipped:,}",
+            f"{num_samples:,}",
+            f": the others come {repeats:.1f} times in an epoch, on average" * is_repeated,
+        )
+
+    def _count_text_losses(self, lineage: BatchLineage) -> None:
+        """Count texts that were cut, and parts of conversations that were dropped."""
+        stats = self._stats
+        is_new = (lineage.num_cut_texts and not stats.num_cut_texts) or (
+            lineage.num_dropped_parts and not stats.num_dropped_parts
+        )
+        stats.num_cut_texts += lineage.num_cut_texts
+        stats.num_dropped_parts += lineage.num_dropped_parts
+        for example in lineage.text_losses if is_new else ():
+            logger.warning("%s; others are only counted, see loader.stats", example)
+
+
+# -- rows of packs dealt to the ranks by their cost: among which ranks -----------------------------
+#
+#     iter_undelivered -> `balanced` -> PackOrder.with_ranks -> workers and the reader process
+#
+# The order of the steps and its state know nothing of it, so a run may resume on other ranks, with
+# another cost, or without one.
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The rows of a run, dealt or not."""
+
+    pipeline: Pipeline
+    """What the ranks run: the pipeline, with an order whose rows are dealt."""
+    settings: dict[str, str]
+    """What all ranks must have in common, by name."""
+    cost: Cost | None = None
+    """What packs cost, where several equal ranks wait for each other."""
+    world_size: int = 1
+
+    def imbalance(self, epoch: int, step: int) -> float | None:
+        """Return the largest modelled cost of a rank over the mean of all, from 1.
+
+        None: nothing says what packs cost, there is one rank, or the step has padding rows.
+        """
+        order = self.pipeline.order
+        if self.cost is None or not isinstance(order, PackOrder):
+            return None
+        costs = self.cost.modelled(order.unit_sums(epoch, step))
+        return imbalance(costs, self.world_size) if costs.size == order.global_batch_size else None
+
+
+def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: bool) -> Balance:
+    """Return a pipeline whose rows are dealt to the ranks by cost, where one is given.
+
+    Args:
+        pipeline: what the loader runs.
+        world_size: W.
+        shares: how the rows are shared out, as the Loader has it. Rows are dealt in equal shares.
+        logs: whether this rank says in the log what was decided.
+    """
+    order, batching = pipeline.order, pipeline.batching
+    if not (isinstance(order, PackOrder) and isinstance(batching, Pack)) or world_size == 1:
+        return Balance(pipeline, {})
+    undealt = Balance(pipeline, {"rows dealt": "no"})
+    if batching.cost is None:
+        return undealt
+    if not _are_equal(shares, order.global_batch_size, world_size):
+        if logs:
+            logger.info(
+                "without effect: mm.Pack(cost=), because rows are dealt in equal shares only: "
+                "global_batch_size %d over %d ranks, rows_per_rank=%s",
+                order.global_batch_size,
+                world_size,
+                shares,
+            )
+        return undealt
+    undealt = replace(undealt, cost=batching.cost, world_size=world_size)
+    if batching.deal == "off":
+        return undealt
+    among = _ranks_that_deal(pipeline, batching, order, world_size)
+    if logs:
+        logger.info("packs are dealt by cost, among %d of %d ranks", among, world_size)
+    dealt_order = order.with_ranks(world_size, partial(deal, among=among), batching.cost.modelled)
+    settings = {"rows dealt": f"among {among} of {world_size} ranks"}
+    return replace(undealt, pipeline=pipeline.with_order(dealt_order), settings=settings)
+
+
+def _are_equal(shares: RowsPerRank, num_rows: int, world_size: int) -> bool:
+    """Tell whether all ranks have as many rows."""
+    if shares is None or isinstance(shares, str):  # "balanced"
+        return num_rows % world_size == 0
+    return len(set(shares)) == 1
+
+
+def _ranks_that_deal(pipeline: Pipeline, batching: Pack, order: PackOrder, world_size: int) -> int:
+    """Return how many neighbouring ranks share out their rows between them.
+
+    1: each rank has its own rows, by falling cost. That costs no request to storage.
+    """
+    if batching.deal == "all" or not needs_reader_process(pipeline.dataset):
+        return world_size
+    num_lanes = order.grid[1]
+    return max(1, world_size // num_lanes) if world_size % num_lanes == 0 else 1
