@@ -65,7 +65,7 @@ from mmstream.loader.batch_transport import (
     ends_of,
     values_at,
 )
-from mmstream.loader.worker_process import in_one_line
+from mmstream.loader.watchdog import in_one_line
 from mmstream.ranks import World, check_consistency, group_limit_s
 from mmstream.storage.transfers import TransferCounts
 from mmstream.types import Batch

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.loader.watchdog import StallLimits, Watchdog
-from mmstream.loader.worker_process import WorkerGroup
+from mmstream.loader.watchdog import StallLimits, Watchdog, WorkerGroup
 from mmstream.processes.workers import end_fork_server, start_fork_server
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
