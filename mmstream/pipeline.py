@@ -55,8 +55,7 @@ from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
 from mmstream.ranks import World, resolve_world, rows_of_rank
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
-from mmstream.reading.messages import StepConnection
-from mmstream.reading.process import needs_reader_process
+from mmstream.reading.process import StepConnection, needs_reader_process
 from mmstream.reading.reader import Reader, StepReader
 from mmstream.reading.step import Job, RawStep
 from mmstream.settings import (

@@ -52,8 +52,13 @@ from mmstream.processes.workers import (
 )
 from mmstream.progress import Progress, Stage
 from mmstream.ranks import World, group_limit_s
-from mmstream.reading.messages import ReaderEnded, StepConnection
-from mmstream.reading.process import ReaderProcess, needs_reader_process, node_cache_settings
+from mmstream.reading.process import (
+    ReaderEnded,
+    ReaderProcess,
+    StepConnection,
+    needs_reader_process,
+    node_cache_settings,
+)
 from mmstream.reading.step import Job, later_job
 from mmstream.storage.retry import patience_limit_s
 from mmstream.types import Batch

@@ -8,10 +8,9 @@ large_samples.py  samples with large files: their first bytes, and the rest when
 
 Remote storage is read by a process of its own, one for each rank:
 
-process.py      the main process' side: starts it, tells it where to begin, ends it
+process.py      the side of the other processes: its start and end, and what they say to each other
 plan.py         order -> ranges of shards, when each is needed first, and the memory for them
 range_cache.py  its ranges in the node cache
 rank_reader.py  requests ranges ahead, holds them, and hands out steps
 server.py       serves steps to workers and to the main process, from memory that all of them see
-messages.py     what they say to each other
 """

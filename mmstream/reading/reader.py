@@ -16,7 +16,7 @@ from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import Fetcher, HeldSamples, SampleLookup, SampleTable
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeFiles
-from mmstream.reading.messages import MAX_AHEAD, StepConnection, StepHeader, StepRequest
+from mmstream.reading.process import MAX_AHEAD, StepConnection, StepHeader, StepRequest
 from mmstream.reading.step import (
     BatchLineage,
     Job,

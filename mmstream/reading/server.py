@@ -34,7 +34,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import datasets_of
 from mmstream.errors import MMStreamError
 from mmstream.processes.machine import memory_bytes
-from mmstream.reading.messages import (
+from mmstream.reading.process import (
     MAX_AHEAD,
     MAX_MESSAGE_BYTES,
     ReaderSetup,

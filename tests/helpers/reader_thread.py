@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import mmstream as mm
 from mmstream.pipeline import large_files_of
-from mmstream.reading.messages import ReaderSetup, StepConnection
+from mmstream.reading.process import ReaderSetup, StepConnection
 from mmstream.reading.range_cache import NodeCacheSettings
 from mmstream.reading.server import serve
 

@@ -29,15 +29,15 @@ import mmstream as mm
 from mmstream.pipeline import PipelineRunner
 from mmstream.ranks import World, rows_of_rank
 from mmstream.reading import process, server
-from mmstream.reading.messages import (
+from mmstream.reading.process import (
     MAX_AHEAD,
     ReaderEnded,
+    ReaderProcess,
     ReaderSetup,
     StepConnection,
     StepHeader,
     StepRequest,
 )
-from mmstream.reading.process import ReaderProcess
 from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.server import main
 from mmstream.reading.step import Job
