@@ -454,18 +454,11 @@ class PipelineRunner:
     ) -> DecodedStep:
         stage = stage or self._stage_of(step[0].lineage.epoch, step[0].lineage.step)
         decoded = stage(*step)
-        fetcher = self._reader.lookup.fetcher
-        num_wrong_reads = fetcher.pop_wrong_reads()  # of the reads that decoding asked for too
-        num_bytes, num_requests = fetcher.pop_counts()
-        if not (num_wrong_reads or num_requests):
+        lineage, counts = decoded.lineage, self._reader.lookup.fetcher.counts.pop()
+        if not counts.total():  # decoding asked for no reads
             return decoded
-        lineage = replace(
-            decoded.lineage,
-            num_wrong_reads=num_wrong_reads,
-            num_bytes=decoded.lineage.num_bytes + num_bytes,
-            num_requests=decoded.lineage.num_requests + num_requests,
-        )
-        return decoded._replace(lineage=lineage)
+        sums = {name: getattr(lineage, name) + count for name, count in counts.items()}
+        return decoded._replace(lineage=replace(lineage, **sums))
 
     def _read(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
         """Return the raw step of a job, and what was prepared of it.

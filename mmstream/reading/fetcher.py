@@ -10,7 +10,6 @@ columns, one entry per sample or range, and little is done for each of them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ from mmstream.reading.large_samples import (
     first_bytes,
 )
 from mmstream.reading.step import Outcome
-from mmstream.storage import Access, NotAFileError, ReplacedError
+from mmstream.storage import NotAFileError, ReplacedError
+from mmstream.storage.transfers import SharedCounts
 from mmstream.types import IntArray, SampleRef
 
 # -- samples that were read together, held until they are taken ------------------------------------
@@ -59,11 +59,7 @@ class SampleRange(NamedTuple):
     checksum: IntArray
     """CRC-32C of the sample's bytes; `NO_CHECKSUM` where there is none."""
 
-    def slice(self, first: int, end: int) -> SampleRange:
-        """Return samples [first, end)."""
-        return SampleRange(self.shard, *(column[first:end] for column in self[1:]))
-
-    def select(self, is_wanted: npt.NDArray[np.bool_]) -> SampleRange:
+    def select(self, is_wanted: npt.NDArray[np.bool_] | slice) -> SampleRange:
         """Return some of the samples."""
         return SampleRange(self.shard, *(column[is_wanted] for column in self[1:]))
 
@@ -113,33 +109,26 @@ class HeldSamples:
     """Samples that were asked for together. Each can be taken once.
 
     Args:
-        source: what they belong to.
+        fetcher: who reads them. What is read of large ones later is counted there.
         num_samples: how many there are.
-        is_viewed: tells which fields will be views of what was read, not bytes of their own. None:
-            none.
-        large_samples: makes samples of the first bytes of large ones.
+        past_caches: as `Fetcher.fetch`.
 
     Attributes:
         large: samples of which only the first bytes are put, by position.
         num_bytes: bytes of all samples that were put.
-        num_wrong: samples whose bytes are not those of their checksums. A ChecksumError takes
-            their place.
     """
 
-    def __init__(
-        self,
-        source: ShardSource,
-        num_samples: int,
-        *,
-        is_viewed: Callable[[str], bool] | None = None,
-        large_samples: LargeSamples | None = None,
-    ) -> None:
-        self._source = source
-        self._is_viewed = is_viewed
-        self._large_samples = large_samples
+    def __init__(self, fetcher: Fetcher, num_samples: int, *, past_caches: bool = False) -> None:
+        self._source, self._is_viewed = fetcher.source, fetcher.is_viewed
+        self._counts = fetcher.counts
+        files = fetcher.large_files
+        self._large_samples = (
+            None
+            if files is None
+            else LargeSamples(self._source, files, self._counts, past_caches=past_caches)
+        )
         self.large: dict[int, LargeSample] = {}
         self.num_bytes = 0
-        self.num_wrong = 0
         self._held: list[_HeldSample | ShardError | SampleError | None] = [None] * num_samples
 
     def __len__(self) -> int:
@@ -180,50 +169,33 @@ class HeldSamples:
             of_data = samples.range(first, end)
             start, stop = of_data.start - data_starts[number], of_data.stop - data_starts[number]
             for wrong in wrong_samples(data[number], start, stop, of_data.checksum):
-                self._put_wrong(of_data.shard, int(of_data.index[wrong]), of_data.position[wrong])
-
-    def _put_wrong(self, shard: int, index: int, position: int) -> None:
-        """Hold that the bytes of a sample are not those of its checksum."""
-        location = self._source.locate(shard)
-        self._held[position] = location.dataset.shards.checksum_error(location.shard, index)
-        self.num_wrong += 1
+                location = self._source.locate(of_data.shard)
+                self._held[of_data.position[wrong]] = location.dataset.shards.checksum_error(
+                    location.shard, int(of_data.index[wrong])
+                )
+                self._counts.add(num_wrong_reads=1)
 
     def take(self, position: int) -> Outcome:
         """Return the sample at a position."""
-        return self.take_all(position, position + 1)[0]
+        return self._take(position)
 
     def take_all(self, first: int, end: int) -> list[Outcome]:
         """Return the samples at positions [first, end)."""
-        large = self._assemble(range(first, end)) if self.large else {}
-        outcomes: list[Outcome] = []
-        for position in range(first, end):
-            held, self._held[position] = self._held[position], None
-            assert held is not None, "each sample can be taken once"
-            if position in large:
-                outcomes.append(large[position])
-            else:
-                outcomes.append(self._parse(held) if isinstance(held, _HeldSample) else held)
-        return outcomes
-
-    def _assemble(self, positions: Sequence[int]) -> dict[int, Outcome]:
-        """Return the large samples among some positions, but for those with an error."""
-        large = [
-            position
-            for position in positions
-            if position in self.large and isinstance(self._held[position], _HeldSample)
-        ]
+        positions = range(first, end)
+        if self.large.keys().isdisjoint(positions):
+            return list(map(self._take, positions))
         with ThreadPoolExecutor(MAX_LARGE, thread_name_prefix="mmstream-large") as pool:
-            return dict(zip(large, pool.map(self._assemble_one, large), strict=True))
+            return list(pool.map(self._take, positions))
 
-    def _assemble_one(self, position: int) -> Outcome:
-        assert self._large_samples is not None, "only it makes samples large"
-        held = self._held[position]
-        assert isinstance(held, _HeldSample)
-        return self._large_samples.sample(
-            held.shard, held.index, self.large[position], bytes(held.data)
-        )
-
-    def _parse(self, held: _HeldSample) -> Outcome:
+    def _take(self, position: int) -> Outcome:
+        held, self._held[position] = self._held[position], None
+        assert held is not None, "each sample can be taken once"
+        if not isinstance(held, _HeldSample):
+            return held
+        if position in self.large:
+            assert self._large_samples is not None, "only it makes samples large"
+            large = self.large[position]
+            return self._large_samples.sample(held.shard, held.index, large, bytes(held.data))
         source, dataset, shard = self._source.locate(held.shard)
         try:
             sample = dataset.shards.parse(held.data, shard, held.index, is_viewed=self._is_viewed)
@@ -261,8 +233,12 @@ class Fetcher:
 
     Args:
         source: what they belong to.
-        is_viewed: tells which fields are views of what was read. None: none.
+        is_viewed: tells which fields are views of what was read, not bytes of their own. None:
+            none.
         large_files: which files are read by ranges. None: all samples are read whole.
+
+    Attributes:
+        counts: bytes, ranges and wrong reads, by their names in `BatchLineage`.
     """
 
     def __init__(
@@ -272,13 +248,8 @@ class Fetcher:
         is_viewed: Callable[[str], bool] | None = None,
         large_files: LargeFiles | None = None,
     ) -> None:
-        self._source = source
-        self._is_viewed = is_viewed
-        self._large_files = large_files
-        self._num_bytes = 0
-        self._num_requests = 0
-        self._num_wrong_reads = 0
-        self._lock = threading.Lock()
+        self.source, self.is_viewed, self.large_files = source, is_viewed, large_files
+        self.counts = SharedCounts()
         self._has_views = any(dataset.selection is not None for dataset in datasets_of(source))
         self._removed = {
             (first_shard + shard, index): reason
@@ -297,7 +268,7 @@ class Fetcher:
         if not self._removed:
             return list(outcomes)
         return [
-            taken_down(where(self._source.name_of(ref[0]), ref[1]), self._removed[ref])
+            taken_down(where(self.source.name_of(ref[0]), ref[1]), self._removed[ref])
             if ref in self._removed
             else outcome
             for ref, outcome in zip(refs, outcomes, strict=True)
@@ -316,120 +287,65 @@ class Fetcher:
             StorageError: storage failed after retries.
         """
         shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
-        held = self.new_held(shards.size, past_caches=past_caches)
+        held = HeldSamples(self, shards.size, past_caches=past_caches)
         samples = self._locate(shards, indexes, held)
         ranges = self._ranges(samples)
         if past_caches:
             self._drop_caches(ranges)
         self._read(samples, ranges, held)
-        self._count_reads(int((ranges.stop - ranges.start).sum()), ranges.first.size)
-        self.count_wrong_reads(held.num_wrong)
+        num_bytes = int((ranges.stop - ranges.start).sum())
+        self.counts.add(num_bytes=num_bytes, num_requests=ranges.first.size)
         return held
-
-    def new_held(self, num_samples: int, *, past_caches: bool = False) -> HeldSamples:
-        """Return where samples are held; what is read of large ones later is counted here.
-
-        Args:
-            num_samples: how many samples.
-            past_caches: as `fetch`.
-        """
-        large_samples = None
-        if self._large_files is not None:
-            large_samples = LargeSamples(
-                self._source,
-                self._large_files,
-                self._count_reads,
-                self.count_wrong_reads,
-                past_caches=past_caches,
-            )
-        return HeldSamples(
-            self._source, num_samples, is_viewed=self._is_viewed, large_samples=large_samples
-        )
-
-    def pop_counts(self) -> tuple[int, int]:
-        """Return how many bytes and ranges were read since the previous call."""
-        with self._lock:
-            counts = self._num_bytes, self._num_requests
-            self._num_bytes = self._num_requests = 0
-        return counts
-
-    def pop_wrong_reads(self) -> int:
-        """Return how many samples and indexes came with wrong bytes since the previous call."""
-        with self._lock:
-            count, self._num_wrong_reads = self._num_wrong_reads, 0
-        return count
-
-    def _count_reads(self, num_bytes: int, num_requests: int) -> None:
-        with self._lock:
-            self._num_bytes += num_bytes
-            self._num_requests += num_requests
-
-    def count_wrong_reads(self, count: int) -> None:
-        """Count samples and indexes that came with wrong bytes."""
-        with self._lock:
-            self._num_wrong_reads += count
 
     def _locate(self, shards: IntArray, indexes: IntArray, held: HeldSamples) -> SampleTable:
         """Return where samples lie, by shard and index; hold the errors of their shards."""
         position = np.lexsort((indexes, shards))
         shards, indexes = shards[position], indexes[position]
         start, stop = np.empty_like(shards), np.empty_like(shards)
-        checksum = np.full_like(shards, NO_CHECKSUM)
+        checksum = np.empty_like(shards)
+        least_bytes = None if self.large_files is None else self.large_files.least_bytes
         is_located = np.ones(shards.size, dtype=np.bool_)
         for first, end in _groups(shards):
-            location = self._source.locate(int(shards[first]))
+            location = self.source.locate(int(shards[first]))
             of_shard = slice(first, end)
             try:
                 bounds = location.dataset.shards.bounds(
-                    location.shard, indexes[of_shard], self.count_wrong_reads
+                    location.shard,
+                    indexes[of_shard],
+                    lambda count: self.counts.add(num_wrong_reads=count),
                 )
             except ShardError as error:
                 held.put_error(position[of_shard], error)
                 is_located[of_shard] = False
                 continue
-            if self._large_files is not None:
-                whole = bounds
-                bounds, is_large = first_bytes(whole, self._large_files.least_bytes)
-                for number in np.flatnonzero(is_large).tolist():
-                    held.large[int(position[first + number])] = LargeSample.from_bounds(
-                        whole, number
-                    )
-            start[of_shard], stop[of_shard] = bounds.start, bounds.stop
-            if bounds.checksum is not None:
-                checksum[of_shard] = bounds.checksum
+            *columns, large = first_bytes(bounds, least_bytes)
+            start[of_shard], stop[of_shard], checksum[of_shard] = columns
+            for number, sample in large.items():
+                held.large[int(position[first + number])] = sample
         samples = SampleTable(shards, indexes, start, stop, position, checksum)
         return samples if is_located.all() else samples.select(is_located)
 
     def _ranges(self, samples: SampleTable) -> _Ranges:
         """Return the ranges of samples that are read together."""
         groups = _groups(samples.shard)
-        accesses = [self._access(int(samples.shard[first])) for first, _ in groups]
         sizes = [end - first for first, end in groups]
+        accesses = [self.source.locate(int(samples.shard[n])).dataset.access for n, _ in groups]
+        limits = [(access.max_gap_bytes, access.max_range_bytes) for access in accesses]
+        limits_of_samples = np.repeat(np.array(limits, np.int64).reshape(-1, 2), sizes, axis=0)
+        max_gap_bytes, max_range_bytes = limits_of_samples.T
+        if self._has_views:  # no more than the sample has: what is not chosen may be large
+            max_gap_bytes = np.minimum(max_gap_bytes, samples.stop - samples.start)
         first = starts_of_ranges(
-            samples.shard,
-            samples.start,
-            samples.stop,
-            self._gaps(samples, accesses, sizes),
-            np.repeat(np.array([access.max_range_bytes for access in accesses], np.int64), sizes),
+            samples.shard, samples.start, samples.stop, max_gap_bytes, max_range_bytes
         )
         end = np.append(first[1:], samples.shard.size)[: first.size]
         return _Ranges(
             first, end, samples.shard[first], samples.start[first], samples.stop[end - 1]
         )
 
-    def _gaps(
-        self, samples: SampleTable, accesses: Sequence[Access], sizes: Sequence[int]
-    ) -> IntArray:
-        """Return how many bytes before each sample are read with it.
-
-        Of a view, no more than the sample has: what is not chosen may be large.
-        """
-        gaps = np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes)
-        return np.minimum(gaps, samples.stop - samples.start) if self._has_views else gaps
-
     def _read(self, samples: SampleTable, ranges: _Ranges, held: HeldSamples) -> None:
         """Read ranges, and hold their samples, or the errors in their place."""
-        data = read_ranges(self._source, ranges.bounds)
+        data = read_ranges(self.source, ranges.bounds)
         failed = []
         for number, answer in enumerate(data):
             if isinstance(answer, OSError):
@@ -441,12 +357,9 @@ class Fetcher:
         is_read = ~np.isin(range_of_sample, failed)
         held.put(samples.select(is_read), data, ranges.start, range_of_sample[is_read])
 
-    def _access(self, shard: int) -> Access:
-        return self._source.locate(shard).dataset.access
-
     def _drop_caches(self, ranges: _Ranges) -> None:
         for shard, start, stop in ranges.bounds:
-            location = self._source.locate(shard)
+            location = self.source.locate(shard)
             name = location.dataset.name_of(location.shard)
             location.dataset.store.drop_cache(name, start, stop)
 
@@ -454,7 +367,7 @@ class Fetcher:
         """Hold why a range could not be read; or its samples, where they can be had alone."""
         num_samples = samples.position.size
         bounds = samples.range(0, num_samples).bounds
-        location = self._source.locate(bounds[0])
+        location = self.source.locate(bounds[0])
         cause = location.dataset.shards.explain(error, location.shard, bounds[2])
         if not isinstance(cause, ShardError):
             raise cause  # storage failed; the shard itself is well
@@ -463,7 +376,7 @@ class Fetcher:
             return
         for number in range(num_samples):  # samples before the cut are still good
             one_sample = samples.select(slice(number, number + 1))
-            data = read_ranges(self._source, [one_sample.range(0, 1).bounds])[0]
+            data = read_ranges(self.source, [one_sample.range(0, 1).bounds])[0]
             if isinstance(data, OSError):
                 self._hold_error(one_sample, data, held)
             else:

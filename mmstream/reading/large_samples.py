@@ -21,16 +21,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.reading.step import Outcome
+from mmstream.storage.transfers import SharedCounts
 from mmstream.tar.header import BLOCK
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.tar.samples import LINK, file_of, iter_members
+from mmstream.types import IntArray
 
 NO_CHECKSUM = -1
 
@@ -64,16 +65,10 @@ class LargeSample(NamedTuple):
     checksum: int
     """CRC-32C of all its bytes, or `NO_CHECKSUM`."""
 
-    @classmethod
-    def from_bounds(cls, bounds: SampleBounds, number: int) -> LargeSample:
-        """Return where a sample lies, by its number among some of its shard."""
-        checksum = NO_CHECKSUM if bounds.checksum is None else int(bounds.checksum[number])
-        return cls(int(bounds.start[number]), int(bounds.stop[number]), checksum)
-
 
 def first_bytes(
     bounds: SampleBounds, least_bytes: int | None
-) -> tuple[SampleBounds, npt.NDArray[np.bool_]]:
+) -> tuple[IntArray, IntArray, IntArray, dict[int, LargeSample]]:
     """Return what is read of samples with their step, and which of them are large.
 
     Args:
@@ -81,19 +76,25 @@ def first_bytes(
         least_bytes: Bytes of a large sample. None: none is large.
 
     Returns:
-        The bounds, with the first bytes of large samples and no checksum for them. And a mask.
+        Their starts, stops and checksums: of large samples the first bytes, without a checksum. And
+        the large samples, by their number among all.
     """
+    start, stop, checksum = bounds
+    if checksum is None:
+        checksum = np.full(start.size, NO_CHECKSUM, dtype=np.int64)
     if least_bytes is None:
-        return bounds, np.zeros(bounds.start.size, dtype=np.bool_)
-    is_large = bounds.stop - bounds.start >= max(least_bytes, 2 * BLOCK)
-    if not is_large.any():
-        return bounds, is_large
-    num_first = min(FIRST_BYTES, max(least_bytes // BLOCK * BLOCK, 2 * BLOCK))
-    stop = np.where(is_large, bounds.start + num_first, bounds.stop)
-    checksum = bounds.checksum
-    if checksum is not None:
+        return start, stop, checksum, {}
+    least_bytes = max(least_bytes, 2 * BLOCK)
+    is_large = stop - start >= least_bytes
+    large = {
+        number: LargeSample(int(start[number]), int(stop[number]), int(checksum[number]))
+        for number in np.flatnonzero(is_large).tolist()
+    }
+    if large:
+        num_first = min(FIRST_BYTES, least_bytes // BLOCK * BLOCK)
+        stop = np.where(is_large, start + num_first, stop)
         checksum = np.where(is_large, NO_CHECKSUM, checksum)
-    return SampleBounds(bounds.start, stop, checksum), is_large
+    return start, stop, checksum, large
 
 
 class LargeSamples:
@@ -102,8 +103,7 @@ class LargeSamples:
     Args:
         source: what they belong to.
         files: which of their files are read by ranges.
-        count: called with the numbers of bytes and ranges of each read.
-        count_wrong: called with the number of samples that came wrong.
+        counts: of bytes and ranges that are read, and of samples that come wrong.
         past_caches: read again what this machine may hold of the shards.
     """
 
@@ -111,13 +111,11 @@ class LargeSamples:
         self,
         source: ShardSource,
         files: LargeFiles,
-        count: Callable[[int, int], None],
-        count_wrong: Callable[[int], None],
+        counts: SharedCounts,
         *,
         past_caches: bool = False,
     ) -> None:
-        self._source, self._files = source, files
-        self._count, self._count_wrong = count, count_wrong
+        self._source, self._files, self._counts = source, files, counts
         self._past_caches = past_caches
 
     def sample(self, shard: int, index: int, large: LargeSample, head: bytes) -> Outcome:
@@ -139,7 +137,8 @@ class LargeSamples:
             absolute = [(large.start + start, large.start + stop) for start, stop in ranges]
             if self._past_caches:
                 dataset.shards.drop_cache(local_shard, absolute)
-            self._count(sum(stop - start for start, stop in ranges), len(ranges))
+            num_bytes = sum(stop - start for start, stop in ranges)
+            self._counts.add(num_bytes=num_bytes, num_requests=len(ranges))
             try:
                 return dataset.shards.read_unchecked(local_shard, absolute)
             except ShardError as error:
@@ -161,7 +160,7 @@ class LargeSamples:
             if read.is_whole and large.checksum != NO_CHECKSUM:
                 read.read(len(whole), len(whole))
                 if read.checksum != large.checksum:
-                    self._count_wrong(1)
+                    self._counts.add(num_wrong_reads=1)
                     return dataset.shards.checksum_error(local_shard, index)
         except (SampleError, ShardError) as error:
             return errors[-1] if errors else error

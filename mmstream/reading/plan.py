@@ -33,7 +33,7 @@ from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import MixturePlan
 from mmstream.processes.machine import memory_bytes, num_local_ranks
 from mmstream.reading.fetcher import SampleRange, starts_of_ranges
-from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, first_bytes
+from mmstream.reading.large_samples import LargeSample, first_bytes
 from mmstream.reading.step import PackedRows
 from mmstream.storage import Access
 from mmstream.types import IntArray
@@ -262,23 +262,14 @@ class RankPlan:
     def _plan_shard(self, window: PlannedWindow, shard: int, positions: IntArray) -> None:
         """Plan the samples of a shard, which come by rising index."""
         try:
-            whole = self._bounds(shard, window.index[positions])
+            bounds = self._bounds(shard, window.index[positions])
         except ShardError as error:
             window.errors[shard] = error
             return
-        bounds, is_large = first_bytes(whole, self._least_large_bytes)
-        for number in np.flatnonzero(is_large).tolist():
-            window.large[int(positions[number])] = LargeSample.from_bounds(whole, number)
-        window.start[positions], window.stop[positions] = bounds.start, bounds.stop
-        checksum = bounds.checksum
-        samples = SampleRange(
-            shard,
-            window.index[positions],
-            bounds.start,
-            bounds.stop,
-            positions,
-            np.full(positions.size, NO_CHECKSUM, dtype=np.int64) if checksum is None else checksum,
-        )
+        start, stop, checksum, large = first_bytes(bounds, self._least_large_bytes)
+        window.start[positions], window.stop[positions] = start, stop
+        window.large.update((int(positions[number]), sample) for number, sample in large.items())
+        samples = SampleRange(shard, window.index[positions], start, stop, positions, checksum)
         if self._single_samples:
             self._add_ranges(window, merge(samples, 0, 1))
             return
@@ -345,7 +336,7 @@ def merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> lis
         np.minimum(max_gap_bytes, samples.stop - samples.start),
         np.full(size, max_range_bytes),
     ).tolist()
-    return [samples.slice(first, end) for first, end in pairwise([*firsts, size])]
+    return [samples.select(slice(first, end)) for first, end in pairwise([*firsts, size])]
 
 
 def runs_beside_heads(

@@ -37,7 +37,13 @@ from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.node_cache_file import CacheLocation
 from mmstream.storage.range_client import retrieve_error
-from mmstream.storage.transfers import RangeRequest, TransferCounts, Transfers, own_memory
+from mmstream.storage.transfers import (
+    RangeRequest,
+    SharedCounts,
+    TransferCounts,
+    Transfers,
+    own_memory,
+)
 from mmstream.types import IntArray
 
 # -- what came of ranges and steps -----------------------------------------------------------------
@@ -184,11 +190,9 @@ class RankReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
         self._rows: tuple[int, int] | None = None
         self._clock = -1
-        self._counts = TransferCounts()
+        self._counts = SharedCounts()
         self._stats: dict[int, ObjectStat] = {}
         self.read_shards: list[tuple[int, ObjectStat]] = []
-        self._num_wrong = 0
-        self._num_wrong_indexes = 0
         self._planner: asyncio.Task[None] | None = None
         self._arrived: dict[PlannedRange, Arrived] = {}
         self._forget()
@@ -213,7 +217,7 @@ class RankReader:
         """Load an index before it is asked for: its client is imported and connected then."""
         loop, first = asyncio.get_running_loop(), self._datasets[0]
         num_requests = await loop.run_in_executor(self._thread, first.shards.load_indexes, [0])
-        self._counts += TransferCounts(num_index_requests=num_requests)
+        self._counts.add(num_index_requests=num_requests)
 
     def begin(
         self, epoch: int, step: int, rows: tuple[int, int], *, single_samples: bool = False
@@ -285,11 +289,11 @@ class RankReader:
 
     def pop_counts(self) -> tuple[TransferCounts, int]:
         """Return the counts since the previous call, and how many reads came wrong."""
-        counts, self._counts = self._counts, TransferCounts()
-        num_wrong, self._num_wrong = self._num_wrong, 0
+        counts = self._counts.pop()
+        num_wrong = counts.pop("num_wrong_reads", 0)
         if self._cache is not None:
-            counts += TransferCounts(**self._cache.node_cache.pop_counts())
-        return counts + self._transfers.pop_counts(), num_wrong
+            counts.update(self._cache.node_cache.counts.pop())
+        return TransferCounts(**counts) + self._transfers.pop_counts(), num_wrong
 
     def describe(self) -> str:
         """Say what the next step waits for."""
@@ -329,15 +333,11 @@ class RankReader:
                 num_steps = max(1, num_steps)
                 continue
             try:
-                ranges, num_requests, num_wrong = await loop.run_in_executor(
-                    self._thread, self._plan_steps, plan, num_steps
-                )
+                ranges = await loop.run_in_executor(self._thread, self._plan_steps, plan, num_steps)
             except Exception as error:
                 self._error = error
                 self._notify()
                 return
-            self._counts += TransferCounts(num_index_requests=num_requests)
-            self._num_wrong += num_wrong
             for planned in ranges:
                 heapq.heappush(self._waiting, (planned.first_use, next(self._serial), planned))
             self._admit()
@@ -350,26 +350,24 @@ class RankReader:
             return False
         return plan.next_clock <= self._clock or self._total_ahead < self._horizon_bytes
 
-    def _plan_steps(self, plan: RankPlan, num_steps: int) -> tuple[list[PlannedRange], int, int]:
-        """Plan steps; runs in the only thread that plans, because indexes come from storage.
+    def _plan_steps(self, plan: RankPlan, num_steps: int) -> list[PlannedRange]:
+        """Plan steps, and return the new ranges.
 
-        Returns:
-            The new ranges, the number of requests for indexes, and how many of them came wrong.
+        It runs in the only thread that plans, because indexes come from storage.
         """
-        self._num_wrong_indexes = 0
         num_requests = load_indexes(self._source, plan.shards_ahead(num_steps))
-        ranges = [planned for _ in range(num_steps) for planned in plan.plan_step()]
-        return ranges, num_requests, self._num_wrong_indexes
+        self._counts.add(num_index_requests=num_requests)
+        return [planned for _ in range(num_steps) for planned in plan.plan_step()]
 
     def _bounds_of(self, shard: int, index: IntArray) -> SampleBounds:
         location = self._source.locate(shard)
-        return location.dataset.shards.bounds(location.shard, index, self._count_wrong_indexes)
+        return location.dataset.shards.bounds(location.shard, index, self._count_wrong)
 
     def _access_of(self, shard: int) -> Access:
         return self._source.locate(shard).dataset.access
 
-    def _count_wrong_indexes(self, number: int) -> None:
-        self._num_wrong_indexes += number
+    def _count_wrong(self, number: int) -> None:
+        self._counts.add(num_wrong_reads=number)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -475,7 +473,7 @@ class RankReader:
                 if self._cache is not None:
                     self._cache.write(samples, data)
                 return
-            self._num_wrong += len(wrong)
+            self._count_wrong(len(wrong))
         for number in wrong:
             index, position = int(samples.index[number]), int(samples.position[number])
             arrived.errors[position] = location.dataset.shards.checksum_error(location.shard, index)
@@ -532,7 +530,7 @@ class RankReader:
         if num_samples == 1 or isinstance(error, OF_THE_WHOLE_SHARD):
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
-        singles = [samples.slice(number, number + 1) for number in range(num_samples)]
+        singles = [samples.select(slice(number, number + 1)) for number in range(num_samples)]
         await self._take_memory(arrived)
         await self._fetch_pieces(arrived, singles)
 

@@ -59,7 +59,7 @@ def raw_step(
         transfers: what the reader process has.
     """
     transfers = transfers or TransferCounts()
-    num_bytes, num_requests = fetcher.pop_counts()
+    counts = fetcher.counts.pop()
     of_rows = {"valid": valid} if packed is None else packed.lineage_fields()
     lineage = BatchLineage(
         job.epoch,
@@ -67,8 +67,9 @@ def raw_step(
         start,
         planned,
         shown=planned,
-        num_bytes=transfers.num_bytes + num_bytes,
-        num_requests=transfers.num_requests + num_requests,
+        num_bytes=transfers.num_bytes + counts["num_bytes"],
+        num_requests=transfers.num_requests + counts["num_requests"],
+        num_wrong_reads=counts["num_wrong_reads"],
         transfers=transfers,
         **of_rows,
     )
@@ -261,7 +262,7 @@ class StepReader:
             location = self._source.locate(shard)
             location.dataset.shards.expect(location.shard, stat)
         samples = self._samples(header, data)
-        self._fetcher.count_wrong_reads(header.num_wrong_reads)
+        self._fetcher.counts.add(num_wrong_reads=header.num_wrong_reads)
         return raw_step(
             job,
             rows_of_job(self._order, job)[0],
@@ -286,7 +287,7 @@ class StepReader:
     def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
         """Make samples of the bytes of a step. They have been compared."""
         num_seats = header.shard.size
-        held = self._fetcher.new_held(num_seats)
+        held = HeldSamples(self._fetcher, num_seats)
         held.large.update(header.large)
         for seat, error in header.errors.items():
             held.put_error(np.array([seat]), error)

@@ -24,7 +24,7 @@ import re
 import stat
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -43,6 +43,7 @@ from mmstream.storage.node_cache_file import (
     read_sample,
     write_samples,
 )
+from mmstream.storage.transfers import SharedCounts
 from mmstream.storage.urls import local_path
 from mmstream.types import IntArray
 
@@ -72,6 +73,9 @@ class NodeCache:
         root: The folder of the cache, as `open_cache_dir` returned it.
         needs: As `CacheQuota`.
         max_bytes: As `CacheQuota`.
+
+    Attributes:
+        counts: Fields of `TransferCounts`.
     """
 
     def __init__(self, root: str, needs: Mapping[str, int], max_bytes: int | None = None) -> None:
@@ -85,7 +89,7 @@ class NodeCache:
         self._has_warned = False
         self._num_queued_bytes = 0
         self._changed = threading.Condition()
-        self._counts: Counter[str] = Counter()
+        self.counts = SharedCounts()
         arguments = (dict(needs), max_bytes)
         self._thread = threading.Thread(
             target=self._write_all, args=arguments, name="mmstream-cache-write", daemon=True
@@ -128,7 +132,7 @@ class NodeCache:
             self._note_error(error, location.file)
             return False
         if is_right:
-            self._count(num_cache_hit_bytes=len(view))
+            self.counts.add(num_cache_hit_bytes=len(view))
         elif is_right is False:
             self._put_damaged(location.file)
         return bool(is_right)
@@ -147,7 +151,7 @@ class NodeCache:
             if is_full or not self._is_writing:
                 return
             if self._num_queued_bytes + len(data) > MAX_QUEUED_BYTES:
-                self._counts["num_cache_dropped_bytes"] += len(data)
+                self.counts.add(num_cache_dropped_bytes=len(data))
                 return
             self._queue.append(_Write(file, samples, data, first))
             self._num_queued_bytes += len(data)
@@ -162,12 +166,6 @@ class NodeCache:
             self._epochs_began_at.append(time.time())
             if self._quota is not None:
                 self._quota.begin_epoch(self._epochs_began_at[0])
-
-    def pop_counts(self) -> dict[str, int]:
-        """Return what was counted since the previous call: fields of `TransferCounts`."""
-        with self._changed:
-            counts, self._counts = self._counts, Counter()
-        return dict(counts)
 
     def close(self) -> None:
         """Write for `CLOSE_S` at most what is queued, and give up the locks."""
@@ -189,10 +187,6 @@ class NodeCache:
             self._damaged.add(file)
             self._changed.notify_all()
 
-    def _count(self, **counts: int) -> None:
-        with self._changed:
-            self._counts.update(counts)
-
     def _write_all(self, needs: Mapping[str, int], max_bytes: int | None) -> None:
         """Write what is queued, until the cache is closed. It runs in a thread."""
         try:
@@ -207,7 +201,7 @@ class NodeCache:
                     continue
                 reserve = partial(quota.reserve, task.file.folder)
                 num_bytes = write_samples(task.file.path(self._root), *task, reserve)
-                self._count(num_cached_bytes=num_bytes)
+                self.counts.add(num_cached_bytes=num_bytes)
             except OSError as error:
                 if error.errno not in OF_THE_FILE:
                     self._stop_writing(error)
@@ -216,7 +210,7 @@ class NodeCache:
     def _remove_damaged(self, file: CacheFile, quota: CacheQuota) -> None:
         path = file.path(self._root)
         is_removed = quota.remove(file.folder, path)
-        self._count(num_cache_damaged=is_removed)
+        self.counts.add(num_cache_damaged=is_removed)
         if is_removed and not self._has_warned:
             self._has_warned = True
             logger.warning(

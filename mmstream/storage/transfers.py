@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -165,6 +166,25 @@ class TransferCounts:
         return TransferCounts(
             *(getattr(self, name) + getattr(other, name) for name in self.__slots__)
         )
+
+
+class SharedCounts:
+    """Counts by name, which several threads add to."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        """Add to some of them."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def pop(self) -> Counter[str]:
+        """Return what was counted since the previous call."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
 
 
 # -- how long requests usually take ----------------------------------------------------------------

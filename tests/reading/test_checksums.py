@@ -131,7 +131,7 @@ def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder,
     outcomes = {index: held.take(position) for position, index in enumerate(wanted.tolist())}
     wrong = {index for index, outcome in outcomes.items() if not isinstance(outcome, dict)}
     assert wrong == hit
-    assert fetcher.pop_wrong_reads() == len(hit)
+    assert fetcher.counts.pop()["num_wrong_reads"] == len(hit)
     for index in wrong:
         assert isinstance(outcomes[index], mm.errors.ChecksumError)
         assert str(outcomes[index]) == f"shard-000003.tar[{index}] bytes unlike their checksum"

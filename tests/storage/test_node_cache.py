@@ -105,13 +105,13 @@ def new_cache(root: str) -> Iterator[Callable[..., NodeCache]]:
 def test_what_was_written_in_pieces_is_read_in_other_pieces(new_cache, root):
     pieces = [(10, 20), (0, 5), (5, 10), (7, 15), (25, 30)]  # what is there is not written again
     cache = fill(new_cache(), *((file_of(), *ends) for ends in pieces))
-    assert cache.pop_counts()["num_cached_bytes"] == 25_000
+    assert cache.counts.pop()["num_cached_bytes"] == 25_000
     cache = new_cache()
     assert read(cache, file_of(), 0, 40) == expected(0, 20) | expected(25, 30)
     assert read(cache, file_of(), 7, 13) == expected(7, 13)
     assert read(cache, file_of(), 30, 40) == {}
     assert read(cache, file_of(1), 0, 10) == {}
-    assert cache.pop_counts()["num_cache_hit_bytes"] == 31_000
+    assert cache.counts.pop()["num_cache_hit_bytes"] == 31_000
 
 
 @pytest.mark.parametrize("num_samples", [1, 3, 9])
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_removed_and_read_from_storage(
         assert found.items() <= expected(*served).items()  # it may be removed at any moment
         wait_until(lambda: "damaged file" in caplog.text and cache._quota.num_bytes == 0)
         assert not path.exists()
-        assert cache.pop_counts()["num_cache_damaged"] == 1
+        assert cache.counts.pop()["num_cache_damaged"] == 1
     else:
         assert found == expected(*served)
     assert_usable(new_cache)
