@@ -2,10 +2,9 @@
 
     store.py     what every store can do; many requests at once; an object as a file
     local.py     a folder of this machine, or of NFS, Lustre and the like; new files
-    remote.py    a prefix of an object store, through fsspec: clients, requests, errors
+    remote.py    a prefix of an object store or web server, through fsspec: clients, requests
     upload.py    a new object in S3: its parts are sent while it is written
-    web.py       headers of HTTP responses; requests to web servers (``http://``, ``https://``)
-    s3_errors.py     what the refusals of S3 mean
+    responses.py     what responses mean: headers, refusals of S3, errors without secrets
     retry.py     how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path
     s3_endpoint.py   where a bucket is, which credentials open it, signatures; the session of s3fs

@@ -24,13 +24,19 @@ from xml.sax.saxutils import unescape
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import HttpClient, Response
 from mmstream.storage.remote import RemoteStore
+from mmstream.storage.responses import (
+    Refusal,
+    connection_failure,
+    failure,
+    number_of_bytes,
+    range_stat,
+    version_of,
+)
 from mmstream.storage.retry import CREDENTIALS_HINT, health_of, sent_once
 from mmstream.storage.s3_endpoint import S3Endpoint, Signer, s3_endpoint
-from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.store import ObjectStat, RequestError, Store
 from mmstream.storage.union import UnionStore
 from mmstream.storage.urls import join_url, key_of
-from mmstream.storage.web import number_of_bytes, range_stat, version_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,23 +12,30 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-import json
 import os
-import re
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
-from mmstream.errors import ConfigError, MMStreamError, StorageError
-from mmstream.storage import web
-from mmstream.storage.retry import THROTTLED_STATUS, health_of, retry
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage.responses import (
+    number_of_bytes,
+    plain_error,
+    plain_s3_error,
+    range_stat,
+    refusal_of,
+    require_object,
+    version_of,
+    without_secrets,
+)
+from mmstream.storage.retry import health_of, retry
 from mmstream.storage.s3_endpoint import is_anonymous, require_certificates, session_options
-from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.store import (
     Access,
     CommonCalls,
@@ -41,14 +48,6 @@ from mmstream.storage.store import (
 )
 from mmstream.storage.upload import remove_uploads, send_with, upload
 from mmstream.storage.urls import Range
-from mmstream.storage.web import (
-    RangeResponse,
-    number_of_bytes,
-    range_stat,
-    require_object,
-    seconds_until,
-    version_of,
-)
 
 T = TypeVar("T")
 
@@ -111,7 +110,7 @@ class RemoteStore(CommonCalls):
         if self._is_s3:
             return self._retry(url, lambda client: _read_object(client, url, max_bytes))
         if self._is_web:
-            return self._retry(url, lambda client: web.read(client, url, max_bytes))
+            return self._retry(url, lambda client: _read_on_web(client, url, max_bytes))
         if max_bytes is not None:
             require_size(url, self.size(name), max_bytes)
 
@@ -170,7 +169,7 @@ class RemoteStore(CommonCalls):
         bounds = [(start, stop) for _, start, stop in ranges]
         if self._is_s3:
             return self._request_s3(client, urls, bounds)
-        request = web.read_ranges if self._is_web else _read_by_fsspec
+        request = _read_ranges_on_web if self._is_web else _read_by_fsspec
         return [
             plain_error(response) if isinstance(response, Exception) else response
             for response in request(client, urls, bounds)
@@ -283,7 +282,7 @@ class RemoteStore(CommonCalls):
         """Return the size and the version of an object; errors as `read`."""
         url = self.url_of(name)
         if self._is_web:
-            return self._retry(url, lambda client: web.head(client, url))
+            return self._retry(url, lambda client: _head_on_web(client, url))
         if self._is_s3:
             response = retry(url, lambda: self._send(url, "head_object"))
             return ObjectStat(int(response["ContentLength"]), version_of(_headers(response)))
@@ -456,7 +455,7 @@ def _read_ranges(
         finally:
             response["Body"].close()
 
-    return web.side_by_side(client, read_range, urls, bounds, MAX_REQUESTS_IN_FLIGHT)
+    return _side_by_side(client, read_range, urls, bounds, MAX_REQUESTS_IN_FLIGHT)
 
 
 def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
@@ -471,7 +470,7 @@ def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
             headers = _headers(response)
             size = number_of_bytes(headers)
             require_size(url, size or 0, max_bytes)
-            data = await web.read_at_most(body, None if max_bytes is None else max_bytes + 1)
+            data = await _read_at_most(body, None if max_bytes is None else max_bytes + 1)
         require_size(url, len(data), max_bytes)
         if size not in (None, len(data)):
             raise OSError(f"{len(data)} bytes came of {size}")
@@ -542,7 +541,7 @@ def _read_by_fsspec(
         return RangeResponse(await client._cat_file(url, start=start, end=stop), None)
 
     if client.async_impl:
-        return web.side_by_side(client, request_range, urls, bounds, MAX_REQUESTS_IN_FLIGHT)
+        return _side_by_side(client, request_range, urls, bounds, MAX_REQUESTS_IN_FLIGHT)
 
     def read_range(url: str, bound: tuple[int, int]) -> RangeResponse | Exception:
         try:
@@ -590,7 +589,7 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
         if is_anonymous():
             options["anon"] = True
     elif scheme in ("http", "https"):
-        options.update(web.client_options())
+        options.update(_web_options())
     elif scheme == "hf":
         options["endpoint"] = os.environ.get("HF_ENDPOINT")
     try:
@@ -608,81 +607,125 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
     return client
 
 
-# -- errors of other clients, without secrets ------------------------------------------------------
+# -- requests to a plain web server ----------------------------------------------------------------
 #
-# A client of an object store has error classes of its own. Their texts may show the URL of a
-# redirect, and that URL may be signed: whoever has it can read the object. So an error becomes one
-# of Python's own classes, and signatures, passwords and tokens are taken out of its text.
+# fsspec sends them too, but it drops what the responses say: a server that is down would be an
+# absent object, and a server that ignores ranges would send whole shards. Here a 206 is a range, a
+# 200 is none, and `ObjectStat` has the size and the ETag of the response.
 #
-# S3 needs none of that: botocore signs headers, and `mmstream.storage.s3_errors` knows its errors.
+# The client is fsspec's, so its connections and its event loop are shared with all other requests.
 
-_PASSWORD = re.compile(r"(\w://)[^/\s@?#]*:[^/\s@?#]*@")
-_QUERY = re.compile(r"(\w://[^\s?#'\"<>]*)\?[^\s'\"<>)\]]*")
-_TOKEN = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+MAX_WEB_REQUESTS = 64
+"""Ranges of one call that are requested of a web server at a time."""
 
-_ERRNO_OF: dict[int | None, int] = {
-    416: errno.EINVAL,
-    **dict.fromkeys((405, 501), errno.EOPNOTSUPP),  # the server does not know such a request
-}
-
-_OF_PROGRAMS = (TypeError, AttributeError, ImportError, MemoryError, NotImplementedError)
+_AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
-def without_secrets(text: object) -> str:
-    """Return a text in which URLs have no password and no query, and headers no token.
+def _web_options() -> dict[str, Any]:
+    """Return the settings of fsspec's file system for web servers.
 
-    Examples:
-        >>> without_secrets("403 for https://user:pw@host/a.tar?X-Amz-Signature=1f")
-        '403 for https://***@host/a.tar?***'
+    Passwords come from ``~/.netrc``, and proxies from the environment.
     """
-    text = _PASSWORD.sub(r"\1***@", str(text))
-    text = _QUERY.sub(r"\1?***", text)
-    return _TOKEN.sub(r"\1 ***", text)
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+    return {"client_kwargs": {"timeout": timeout, "trust_env": True}}
 
 
-def plain_error(error: Exception) -> Exception:
-    """Return an error of Python's own classes for one of a client library.
+def _head_on_web(client: Any, url: str) -> ObjectStat:
+    """Return the size and the ETag of an object.
 
-    Args:
-        error: Of fsspec, gcsfs, adlfs, huggingface_hub or aiohttp.
-
-    Returns:
-        FileNotFoundError, PermissionError, ValueError or OSError, by its class and by the status of
-        the HTTP answer behind it. A RequestError for 429 and 503. Mistakes of a program stay what
-        they are.
+    Raises:
+        StorageError: The server does not say the size.
+        Exception: The request failed.
     """
-    if isinstance(error, (MMStreamError, RequestError, *_OF_PROGRAMS)):
-        return error
-    text, status = without_secrets(error), _status(error)
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return FileNotFoundError(text)
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return PermissionError(text)
-    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
-        return ValueError(text)
-    if status in THROTTLED_STATUS:
-        return RequestError(
-            f"{type(error).__name__}: {text}",
-            is_throttled=True,
-            retry_after_s=_retry_after_s(error),
-        )
-    plain = OSError(f"{type(error).__name__}: {text}")
-    plain.errno = _ERRNO_OF.get(status, getattr(error, "errno", None))
-    return plain
+    from fsspec.asyn import sync
+
+    async def request() -> ObjectStat:
+        session = await client.set_session()
+        settings = {"headers": _AS_IT_IS, "allow_redirects": True}
+        async with session.head(client.encode_url(url), **settings) as response:
+            response.raise_for_status()
+            require_object(url, response.headers)
+            size = number_of_bytes(response.headers)
+            if size is None:
+                raise StorageError(f"{url}: the server does not say its size; download it first")
+            return ObjectStat(size, version_of(response.headers))
+
+    return cast(ObjectStat, sync(client.loop, request))
 
 
-def _status(error: Exception) -> int | None:
-    """Return the status of the HTTP answer that an error is about."""
-    for holder in (error, getattr(error, "response", None)):  # the second of huggingface_hub
-        for name in ("status_code", "status", "code"):  # Azure and HTTPX, aiohttp, gcsfs
-            status = getattr(holder, name, None)
-            if isinstance(status, int):
-                return status
-    return 403 if str(error).startswith("Forbidden") else None  # of gcsfs
+def _read_on_web(client: Any, url: str, max_bytes: int | None) -> bytes:
+    """Return a whole object; errors as `_head_on_web`. One with more bytes is a TooLargeError."""
+    from fsspec.asyn import sync
+
+    async def request() -> bytes:
+        session = await client.set_session()
+        async with session.get(client.encode_url(url), headers=_AS_IT_IS) as response:
+            response.raise_for_status()
+            require_size(url, number_of_bytes(response.headers) or 0, max_bytes)
+            data = await _read_at_most(
+                response.content, None if max_bytes is None else max_bytes + 1
+            )
+            require_object(url, response.headers, data)
+            return data
+
+    data = cast(bytes, sync(client.loop, request))
+    require_size(url, len(data), max_bytes)
+    return data
 
 
-def _retry_after_s(error: Exception) -> float:
-    """Return the seconds that a server asks to wait. Errors of gcsfs do not keep its headers."""
-    response = getattr(error, "response", None)  # of Azure and huggingface_hub
-    headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
-    return seconds_until(headers.get("Retry-After", "")) or 0.0
+async def _read_at_most(body: Any, max_bytes: int | None) -> bytes:
+    """Return the first bytes of a body. None: all of them."""
+    pieces, left = [], sys.maxsize if max_bytes is None else max_bytes
+    while left and (piece := await body.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+class RangeResponse(NamedTuple):
+    """The response to the request of a range."""
+
+    data: bytes
+    stat: ObjectStat | None
+    """The object that it is a range of. None: the storage did not say."""
+
+
+def _read_ranges_on_web(
+    client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
+) -> list[RangeResponse | Exception]:
+    """Request ranges once, side by side. Return the response to each of them, or its error."""
+    health = health_of(urls[0])
+
+    async def read_range(url: str, start: int, stop: int) -> RangeResponse:
+        headers = {**_AS_IT_IS, "Range": f"bytes={start}-{stop - 1}"}
+        session = await client.set_session()
+        async with session.get(client.encode_url(url), headers=headers) as response:
+            response.raise_for_status()
+            stat = range_stat(url, response.status, response.headers, start, stop, health)
+            return RangeResponse(await response.read(), stat)
+
+    return _side_by_side(client, read_range, urls, bounds, MAX_WEB_REQUESTS)
+
+
+def _side_by_side(
+    client: Any,
+    read_range: Callable[[str, int, int], Awaitable[RangeResponse]],
+    urls: Sequence[str],
+    bounds: Sequence[tuple[int, int]],
+    max_in_flight: int,
+) -> list[RangeResponse | Exception]:
+    """Request ranges in the event loop of a client. Errors are values."""
+    from fsspec.asyn import sync
+
+    async def read_one(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> RangeResponse:
+        async with limit:
+            return await read_range(url, start, stop)
+
+    async def read_all() -> list[RangeResponse | BaseException]:
+        limit = asyncio.Semaphore(max_in_flight)
+        requests = (read_one(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    return cast("list[RangeResponse | Exception]", sync(client.loop, read_all))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mmstream.errors import ConfigError, escaped
-from mmstream.storage.s3_errors import refused_setting
+from mmstream.storage.responses import refused_setting
 from mmstream.storage.store import RequestError
 
 Signer: TypeAlias = Callable[[Any], None]

@@ -33,8 +33,8 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from crc32c import crc32c
 
 from mmstream.errors import StorageError, escaped
+from mmstream.storage.responses import refusal_of
 from mmstream.storage.retry import retry
-from mmstream.storage.s3_errors import refusal_of
 from mmstream.storage.store import RequestError
 from mmstream.storage.urls import join_url, key_of
 

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 import mmstream as mm
 from mmstream.errors import ConfigError
 from mmstream.storage import open_store
-from mmstream.storage.remote import plain_error, without_secrets
+from mmstream.storage.responses import plain_error, without_secrets
 from tests.helpers.corpora import captioned, write_shard
 from tests.helpers.web_stubs import WebStub, running
 from tests.storage import test_schemes

@@ -52,8 +52,8 @@ from mmstream.converting.media.hosts import (
 )
 from mmstream.converting.options import DownloadOptions
 from mmstream.errors import StorageError, escaped
+from mmstream.storage.responses import seconds_until
 from mmstream.storage.retry import THROTTLED_STATUS, backoff_s, may_pass
-from mmstream.storage.web import seconds_until
 
 NUM_LOOKUPS = 64
 """Names that are looked up at the same time, by all processes. Resolvers give way under more."""

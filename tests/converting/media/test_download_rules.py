@@ -27,8 +27,8 @@ from mmstream.converting.media.hosts import (
     parse_url,
     shown_url,
 )
+from mmstream.storage.responses import seconds_until
 from mmstream.storage.retry import may_pass
-from mmstream.storage.web import seconds_until
 from tests.helpers.virtual_time import in_virtual_time
 
 # -- robots ---------------------------------------------------------------------------------------

@@ -1,24 +1,131 @@
-"""Storage: what the refusals of S3 mean, whichever client sent the request.
+"""Storage: what responses mean, whichever client sent the request: headers, refusals of S3, errors.
 
-`range_client` reads them from HTTP. Everything else goes through s3fs, whose errors are botocore's,
-or Python's with one of those behind it. Both become the same errors here: passing ones
-(`RequestError`), and final ones that say what to do.
+`range_client` reads the refusals of S3 from HTTP. Everything else goes through s3fs, whose errors
+are botocore's, or Python's with one of those behind it. Both become the same errors here: passing
+ones (`RequestError`), and final ones that say what to do. Errors of other clients become Python's
+own, without secrets.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage.retry import CREDENTIALS_HINT, THROTTLED_STATUS, StoreHealth, may_pass
-from mmstream.storage.store import RequestError
-from mmstream.storage.web import seconds_until, timestamp
+from mmstream.storage.store import ObjectStat, RequestError
+
+# -- headers of responses --------------------------------------------------------------------------
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.IGNORECASE)
+
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
+_PAGE_BEGIN = re.compile(
+    rb"(?i)(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!doctype html|<html\b|<error>\s*<code>)"
+)
+_PAGE_NAMES = (".html", ".htm", ".xhtml")
+
+
+def require_object(url: str, headers: Mapping[str, str], begin: bytes = b"") -> None:
+    """Raise a RequestError if something else came than the bytes of an object.
+
+    Proxies, login pages of networks and load balancers send web pages, with status 200 too. Some
+    compress what nobody asked them to compress.
+
+    Args:
+        url: Of the object. Its name may end in ``.html``: then it is a page.
+        headers: Of the response, by names in lower case.
+        begin: First bytes of the body, as far as they are known.
+    """
+    kind = headers.get("content-type", "").lower()
+    is_page = kind.startswith(_PAGE_TYPES) or (begin and _PAGE_BEGIN.match(begin))
+    if is_page and not url.lower().endswith(_PAGE_NAMES):
+        raise RequestError(
+            "a web page came and not the object: a proxy or a login page answers in place of the "
+            "storage"
+        )
+    coding = headers.get("content-encoding", "")
+    if "gzip" in coding and begin.startswith(b"\x1f\x8b") and not url.endswith(("gz", "GZ")):
+        raise RequestError(f"the bytes came compressed ({escaped(coding)}), which nobody asked for")
+
+
+def range_stat(
+    url: str, status: int, headers: Mapping[str, str], start: int, stop: int, health: StoreHealth
+) -> ObjectStat | None:
+    """Return the object that a response to the request of a range is of. None: it does not say.
+
+    Args:
+        url: Of the object.
+        status: 200 or 206.
+        headers: Of the response, by names in lower case.
+        start: First byte that was asked for.
+        stop: The byte after the last one.
+        health: Of the store. A server that has sent ranges is expected to do so again.
+
+    Raises:
+        RequestError: It is no such range: a cache may answer with another one. A response may end
+            earlier, where the object does.
+    """
+    require_object(url, headers)
+    if status == 206:
+        content_range = headers.get("content-range", "")
+        match = _CONTENT_RANGE.fullmatch(content_range)
+        if match is None or int(match[1]) != start or int(match[2]) >= stop:
+            came = escaped(content_range) or "a range without Content-Range"
+            raise RequestError(f"bytes {start}-{stop - 1} were asked for, {came} came")
+        size = None if match[3] == "*" else int(match[3])
+    elif start == 0 and number_of_bytes(headers) == stop:
+        size = None  # the whole object, or a server that says 200 always
+    else:
+        raise RequestError(
+            f"the server does not know ranges of objects (it answers {status} where 206 is right); "
+            "serve them by another one, or download them first",
+            may_be_final=not health.has_ranges,
+        )
+    num_expected = min(stop, size or stop) - start
+    if "content-encoding" in headers and (number_of_bytes(headers) or stop) < num_expected:
+        require_object(url, headers, b"\x1f\x8b")
+    health.has_ranges |= status == 206
+    return None if size is None else ObjectStat(size, version_of(headers))
+
+
+def version_of(headers: Mapping[str, str]) -> str | None:
+    """Return an ETag without its quotes, and without the mark of a weak one. None: it has none."""
+    return headers.get("etag", "").removeprefix("W/").strip('"') or None
+
+
+def number_of_bytes(headers: Mapping[str, str]) -> int | None:
+    """Return the length of a body. None: the response does not say it, as with chunks."""
+    text = headers.get("content-length", "")
+    return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None
+
+
+def timestamp(date: str) -> float | None:
+    """Return the time that a header says, in seconds since 1970. None: it says none."""
+    try:
+        moment = parsedate_to_datetime(date)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):  # zones and years that cannot be
+        return None
+
+
+def seconds_until(text: str, now: float | None = None) -> float | None:
+    """Return what ``Retry-After`` says, in seconds: a number of them, or a date. None: nothing."""
+    if re.fullmatch("[0-9]+", text):
+        return float(text[:9])
+    moment = timestamp(text)
+    return None if moment is None else max(0.0, moment - (now or time.time()))
+
+
+# -- refusals of S3 --------------------------------------------------------------------------------
 
 MAX_SKEW_S = 900.0
 """Seconds that a clock may be wrong. S3 refuses signatures that are older."""
@@ -323,3 +430,83 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+# -- errors of other clients, without secrets ------------------------------------------------------
+#
+# A client of an object store has error classes of its own. Their texts may show the URL of a
+# redirect, and that URL may be signed: whoever has it can read the object. So an error becomes one
+# of Python's own classes, and signatures, passwords and tokens are taken out of its text.
+#
+# S3 needs none of that: botocore signs headers, and `plain_s3_error` knows its errors.
+
+_PASSWORD = re.compile(r"(\w://)[^/\s@?#]*:[^/\s@?#]*@")
+_QUERY = re.compile(r"(\w://[^\s?#'\"<>]*)\?[^\s'\"<>)\]]*")
+_TOKEN = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+
+_ERRNO_OF: dict[int | None, int] = {
+    416: errno.EINVAL,
+    **dict.fromkeys((405, 501), errno.EOPNOTSUPP),  # the server does not know such a request
+}
+
+_OF_PROGRAMS = (TypeError, AttributeError, ImportError, MemoryError, NotImplementedError)
+
+
+def without_secrets(text: object) -> str:
+    """Return a text in which URLs have no password and no query, and headers no token.
+
+    Examples:
+        >>> without_secrets("403 for https://user:pw@host/a.tar?X-Amz-Signature=1f")
+        '403 for https://***@host/a.tar?***'
+    """
+    text = _PASSWORD.sub(r"\1***@", str(text))
+    text = _QUERY.sub(r"\1?***", text)
+    return _TOKEN.sub(r"\1 ***", text)
+
+
+def plain_error(error: Exception) -> Exception:
+    """Return an error of Python's own classes for one of a client library.
+
+    Args:
+        error: Of fsspec, gcsfs, adlfs, huggingface_hub or aiohttp.
+
+    Returns:
+        FileNotFoundError, PermissionError, ValueError or OSError, by its class and by the status of
+        the HTTP answer behind it. A RequestError for 429 and 503. Mistakes of a program stay what
+        they are.
+    """
+    if isinstance(error, (MMStreamError, RequestError, *_OF_PROGRAMS)):
+        return error
+    text, status = without_secrets(error), _status(error)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        return FileNotFoundError(text)
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return PermissionError(text)
+    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
+        return ValueError(text)
+    if status in THROTTLED_STATUS:
+        return RequestError(
+            f"{type(error).__name__}: {text}",
+            is_throttled=True,
+            retry_after_s=_retry_after_s(error),
+        )
+    plain = OSError(f"{type(error).__name__}: {text}")
+    plain.errno = _ERRNO_OF.get(status, getattr(error, "errno", None))
+    return plain
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of the HTTP answer that an error is about."""
+    for holder in (error, getattr(error, "response", None)):  # the second of huggingface_hub
+        for name in ("status_code", "status", "code"):  # Azure and HTTPX, aiohttp, gcsfs
+            status = getattr(holder, name, None)
+            if isinstance(status, int):
+                return status
+    return 403 if str(error).startswith("Forbidden") else None  # of gcsfs
+
+
+def _retry_after_s(error: Exception) -> float:
+    """Return the seconds that a server asks to wait. Errors of gcsfs do not keep its headers."""
+    response = getattr(error, "response", None)  # of Azure and huggingface_hub
+    headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
+    return seconds_until(headers.get("Retry-After", "")) or 0.0
