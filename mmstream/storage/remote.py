@@ -15,7 +15,15 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +43,7 @@ from mmstream.storage.responses import (
     without_secrets,
 )
 from mmstream.storage.retry import health_of, retry
-from mmstream.storage.s3_endpoint import is_anonymous, require_certificates, session_options
+from mmstream.storage.s3_endpoint import session_options
 from mmstream.storage.store import (
     Access,
     CommonCalls,
@@ -434,6 +442,14 @@ def _restore(kind: type[RemoteStore], url: str, has_answered: bool) -> RemoteSto
     return kind(url)
 
 
+class RangeResponse(NamedTuple):
+    """The response to the request of a range."""
+
+    data: bytes
+    stat: ObjectStat | None
+    """The object that it is a range of. None: the storage did not say."""
+
+
 def _read_ranges(
     client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
 ) -> list[RangeResponse | Exception]:
@@ -459,25 +475,19 @@ def _read_ranges(
 
 
 def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
-    """Request a whole object in S3. Its size comes first, mostly, and is compared first."""
-    from fsspec.asyn import sync
-
+    """Request a whole object in S3."""
     bucket, key, _ = client.split_path(url)
 
     async def read() -> bytes:
         response = await client._call_s3("get_object", Bucket=bucket, Key=key)
         async with response["Body"] as body:
-            headers = _headers(response)
-            size = number_of_bytes(headers)
-            require_size(url, size or 0, max_bytes)
-            data = await _read_at_most(body, None if max_bytes is None else max_bytes + 1)
-        require_size(url, len(data), max_bytes)
+            data = await _read_body(url, _headers(response), body, max_bytes)
+        size = number_of_bytes(_headers(response))
         if size not in (None, len(data)):
             raise OSError(f"{len(data)} bytes came of {size}")
-        require_object(url, headers, data)
         return data
 
-    return cast(bytes, sync(client.loop, read))
+    return _run(client, read)
 
 
 def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
@@ -508,10 +518,23 @@ def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
         token = following
 
 
+async def _read_body(
+    url: str, headers: Mapping[str, str], body: Any, max_bytes: int | None
+) -> bytes:
+    """Read a whole object. Its size comes first, mostly, and is compared first."""
+    require_size(url, number_of_bytes(headers) or 0, max_bytes)
+    pieces, left = [], sys.maxsize if max_bytes is None else max_bytes + 1
+    while left and (piece := await body.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    data = b"".join(pieces)
+    require_size(url, len(data), max_bytes)
+    require_object(url, headers, data)
+    return data
+
+
 def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str, Any]:
     """Send one request about an object in S3, and return the response."""
-    from fsspec.asyn import sync
-
     bucket, key, _ = client.split_path(url)
     if "Body" in parameters:
         parameters["Body"].seek(0)  # it may have been sent before
@@ -529,7 +552,7 @@ def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str,
                 raise RequestError("the server does not say the size", may_be_final=True)
         return response
 
-    return cast(dict[str, Any], sync(client.loop, send))
+    return _run(client, send)
 
 
 def _read_by_fsspec(
@@ -551,6 +574,34 @@ def _read_by_fsspec(
 
     with ThreadPoolExecutor(MAX_THREADS, "mmstream-ranges") as threads:
         return list(threads.map(read_range, urls, bounds))
+
+
+def _side_by_side(
+    client: Any,
+    read_range: Callable[[str, int, int], Awaitable[RangeResponse]],
+    urls: Sequence[str],
+    bounds: Sequence[tuple[int, int]],
+    max_in_flight: int,
+) -> list[RangeResponse | Exception]:
+    """Request ranges in the event loop of a client. Errors are values."""
+
+    async def read_one(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> RangeResponse:
+        async with limit:
+            return await read_range(url, start, stop)
+
+    async def read_all() -> Any:
+        limit = asyncio.Semaphore(max_in_flight)
+        requests = (read_one(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    return _run(client, read_all)
+
+
+def _run(client: Any, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Call a function in the event loop of a client, and wait for its result."""
+    from fsspec.asyn import sync
+
+    return cast(T, sync(client.loop, function))
 
 
 def _headers(response: Mapping[str, Any]) -> Mapping[str, str]:
@@ -585,9 +636,6 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":
         options.update(session_options())
-        require_certificates()
-        if is_anonymous():
-            options["anon"] = True
     elif scheme in ("http", "https"):
         options.update(_web_options())
     elif scheme == "hf":
@@ -639,7 +687,6 @@ def _head_on_web(client: Any, url: str) -> ObjectStat:
         StorageError: The server does not say the size.
         Exception: The request failed.
     """
-    from fsspec.asyn import sync
 
     async def request() -> ObjectStat:
         session = await client.set_session()
@@ -652,44 +699,19 @@ def _head_on_web(client: Any, url: str) -> ObjectStat:
                 raise StorageError(f"{url}: the server does not say its size; download it first")
             return ObjectStat(size, version_of(response.headers))
 
-    return cast(ObjectStat, sync(client.loop, request))
+    return _run(client, request)
 
 
 def _read_on_web(client: Any, url: str, max_bytes: int | None) -> bytes:
     """Return a whole object; errors as `_head_on_web`. One with more bytes is a TooLargeError."""
-    from fsspec.asyn import sync
 
     async def request() -> bytes:
         session = await client.set_session()
         async with session.get(client.encode_url(url), headers=_AS_IT_IS) as response:
             response.raise_for_status()
-            require_size(url, number_of_bytes(response.headers) or 0, max_bytes)
-            data = await _read_at_most(
-                response.content, None if max_bytes is None else max_bytes + 1
-            )
-            require_object(url, response.headers, data)
-            return data
+            return await _read_body(url, response.headers, response.content, max_bytes)
 
-    data = cast(bytes, sync(client.loop, request))
-    require_size(url, len(data), max_bytes)
-    return data
-
-
-async def _read_at_most(body: Any, max_bytes: int | None) -> bytes:
-    """Return the first bytes of a body. None: all of them."""
-    pieces, left = [], sys.maxsize if max_bytes is None else max_bytes
-    while left and (piece := await body.read(left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
-
-
-class RangeResponse(NamedTuple):
-    """The response to the request of a range."""
-
-    data: bytes
-    stat: ObjectStat | None
-    """The object that it is a range of. None: the storage did not say."""
+    return _run(client, request)
 
 
 def _read_ranges_on_web(
@@ -707,25 +729,3 @@ def _read_ranges_on_web(
             return RangeResponse(await response.read(), stat)
 
     return _side_by_side(client, read_range, urls, bounds, MAX_WEB_REQUESTS)
-
-
-def _side_by_side(
-    client: Any,
-    read_range: Callable[[str, int, int], Awaitable[RangeResponse]],
-    urls: Sequence[str],
-    bounds: Sequence[tuple[int, int]],
-    max_in_flight: int,
-) -> list[RangeResponse | Exception]:
-    """Request ranges in the event loop of a client. Errors are values."""
-    from fsspec.asyn import sync
-
-    async def read_one(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> RangeResponse:
-        async with limit:
-            return await read_range(url, start, stop)
-
-    async def read_all() -> list[RangeResponse | BaseException]:
-        limit = asyncio.Semaphore(max_in_flight)
-        requests = (read_one(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    return cast("list[RangeResponse | Exception]", sync(client.loop, read_all))

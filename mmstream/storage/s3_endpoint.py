@@ -227,6 +227,7 @@ def session_options() -> dict[str, Any]:
                 raise RequestError(f"the answer sends on to {host}: a proxy or a login page?")
             return response
 
+    require_certificates()
     settings = s3fs_settings()
     session = AioSession(profile=settings.get("profile"))
     share_models(session)
@@ -242,7 +243,7 @@ def session_options() -> dict[str, Any]:
         "retries": {"max_attempts": 0},
         "http_session_cls": NoRedirects,
     }
-    return {"session": session, "config_kwargs": config}
+    return {"session": session, "config_kwargs": config, "anon": is_anonymous()}
 
 
 def _require_s3(response_dict: Mapping[str, Any], operation_model: Any, **_: Any) -> None:
