@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from mmap import ACCESS_READ, mmap
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
@@ -229,22 +229,23 @@ class LocalStore(CommonCalls):
         Names that start with a dot are left out.
         """
         stats = {}
-        try:
-            for entry in os.scandir(self.url):
-                if not entry.name.startswith(".") and _leads_to(entry.is_file):
-                    with suppress(FileNotFoundError):  # removed by another thread since
-                        stats[entry.name] = object_stat(entry.stat())
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return dict(sorted(stats.items()))
+        for entry in self._entries():
+            if _leads_to(entry.is_file):
+                with suppress(FileNotFoundError):  # removed by another thread since
+                    stats[entry.name] = object_stat(entry.stat())
+        return stats
 
     def folders(self) -> Sequence[str]:
         """Return the names of the folders directly under the root, sorted."""
+        return [entry.name for entry in self._entries() if _leads_to(entry.is_dir)]
+
+    def _entries(self) -> Sequence[os.DirEntry[str]]:
+        """Return what lies in the folder, sorted by name. Names that start with a dot are not."""
         try:
-            entries = [entry for entry in os.scandir(self.url) if _leads_to(entry.is_dir)]
+            entries = [entry for entry in os.scandir(self.url) if not entry.name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        return sorted(entries, key=attrgetter("name"))
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:

@@ -56,9 +56,6 @@ class MemoryStore(CommonCalls):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.url, self._objects())
 
-    def local_path(self, name: str) -> None:
-        """Return None: an object in memory has no file."""
-
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return a whole object.
 
@@ -85,9 +82,6 @@ class MemoryStore(CommonCalls):
             except OSError as error:
                 outcomes.append(error)
         return outcomes
-
-    def drop_cache(self, name: str, start: int, stop: int) -> None:
-        """Do nothing: an object in memory has no copy."""
 
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""

@@ -128,9 +128,17 @@ def find_samples(
     with _opened(path, os.O_RDONLY) as descriptor:
         if descriptor is None:
             return np.zeros(samples.number.size, dtype=np.bool_)
-        is_there = _find(descriptor, file, samples, began_at)
-        if is_there is None:
+        status = os.fstat(descriptor)
+        table = _table(descriptor, file, status)
+        if table is None:
             return None
+        table = table[samples.number]
+        is_there: Flags = table[:, 0] == samples.stop - samples.start
+        # The file may hold an older shard of this name and size. Its bytes are not wanted then.
+        is_there &= table[:, 1] == samples.checksum
+        if is_there.any() and status.st_mtime < began_at:
+            with suppress(OSError):
+                os.utime(descriptor)
         for begin, end in _adjacent(samples, is_there):
             start, stop = (
                 file.data_start + samples.start[begin],
@@ -258,24 +266,6 @@ def _write_groups(
         _write_all(descriptor, data[start - first : stop - first], file.data_start + start)
         rows = entries[begin:end].astype("<u4").tobytes()  # their numbers follow one another, too
         _write_all(descriptor, memoryview(rows), TABLE_START + 8 * int(samples.number[begin]))
-
-
-def _find(
-    descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float
-) -> Flags | None:
-    """Return which samples an open file has, and mark it as used. None: it is damaged."""
-    status = os.fstat(descriptor)
-    table = _table(descriptor, file, status)
-    if table is None:
-        return None
-    table = table[samples.number]
-    is_there: Flags = table[:, 0] == samples.stop - samples.start
-    # The file may hold an older shard of this name and size. Its bytes are not wanted then.
-    is_there &= table[:, 1] == samples.checksum
-    if is_there.any() and status.st_mtime < began_at:
-        with suppress(OSError):
-            os.utime(descriptor)
-    return is_there
 
 
 def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray | None:

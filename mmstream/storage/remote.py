@@ -104,9 +104,6 @@ class RemoteStore(CommonCalls):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.url, health_of(self.url).has_answered)
 
-    def local_path(self, name: str) -> None:
-        """Return None: an object behind a URL is not a file of this machine."""
-
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return a whole object.
 
@@ -282,9 +279,6 @@ class RemoteStore(CommonCalls):
         scheme = self.url.partition("://")[0]
         if scheme in _READ_ONLY:
             raise ConfigError(f"{url}: {scheme}:// can only be read; {_READ_ONLY[scheme]}")
-
-    def drop_cache(self, name: str, start: int, stop: int) -> None:
-        """Do nothing: this machine holds no copy of an object."""
 
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""

@@ -167,8 +167,9 @@ class Failures:
         if left_s <= 0 or is_new:
             setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
             hint = "" if health.has_answered else _address_hint(self.url, error)
+            times = "once" if self.num_attempts == 1 else f"{self.num_attempts} times"
             raise StorageError(
-                f"{self.url}: failed {_times(self.num_attempts)} in {now - self.since:.1f} s"
+                f"{self.url}: failed {times} in {now - self.since:.1f} s"
                 f"{setting}, last {type(error).__name__}: {error}{hint}"
             ) from error
         if now - self.since > FIRST_WARNING_S:
@@ -196,10 +197,6 @@ def _address_hint(url: str, error: BaseException | None) -> str:
             return "; check AWS_ENDPOINT_URL"
         error = error.__cause__ or error.__context__
     return ""
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def health_of(url: str) -> StoreHealth:

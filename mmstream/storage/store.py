@@ -68,16 +68,15 @@ class ReplacedError(StorageError):
     Attributes:
         expected: The object that was expected.
         current: The object that answered.
+        difference: What differs, as messages say it.
     """
 
     def __init__(self, url: str, expected: ObjectStat, current: ObjectStat) -> None:
-        super().__init__(f"{url}: was replaced: {_difference(expected, current)}")
         self.expected, self.current = expected, current
-
-    @property
-    def difference(self) -> str:
-        """What differs, as messages say it."""
-        return _difference(self.expected, self.current)
+        self.difference = f"its version was {expected.version} and is {current.version}"
+        if expected.size != current.size:
+            self.difference = f"its size was {expected.size} bytes and is {current.size}"
+        super().__init__(f"{url}: was replaced: {self.difference}")
 
 
 class RequestError(OSError):
@@ -104,12 +103,6 @@ class RequestError(OSError):
         super().__init__(message)
         self.is_throttled, self.retry_after_s = is_throttled, retry_after_s
         self.may_be_final = may_be_final
-
-
-def _difference(expected: ObjectStat, current: ObjectStat) -> str:
-    if expected.size != current.size:
-        return f"its size was {expected.size} bytes and is {current.size}"
-    return f"its version was {expected.version} and is {current.version}"
 
 
 def require_known(
@@ -253,11 +246,18 @@ class Store(Protocol):
 
 
 class CommonCalls:
-    """The calls of a store that follow from its others."""
+    """The calls of a store that follow from its others, or that most stores answer alike."""
 
     def url_of(self: Store, name: str) -> str:
         """Return the path or URL of an object, whether it exists or not."""
         return join_url(self.url, name)
+
+    def local_path(self, name: str) -> str | None:  # noqa: ARG002
+        """Return None: an object is not a file of this machine."""
+        return None
+
+    def drop_cache(self, name: str, start: int, stop: int) -> None:
+        """Do nothing: this machine holds no copy of an object."""
 
     def size(self: Store, name: str) -> int:
         """Return the size of an object in bytes; errors as `read`."""

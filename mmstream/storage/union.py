@@ -6,10 +6,9 @@ Nothing is written there, because a file of one folder would have the name of an
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 from mmstream.errors import ConfigError
 from mmstream.storage.store import Access, CommonCalls, ObjectStat, Store, map_requests
@@ -132,18 +131,8 @@ class UnionStore(CommonCalls):
         """Return the prefixes, sorted."""
         return sorted(self._store_of)
 
-    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Raise a ConfigError."""
+    def create(self, name: str, *_: object, **__: object) -> NoReturn:
+        """Raise a ConfigError. All calls that change something do so."""
         refuse_union(self.url_of(name))
 
-    def write(self, name: str, data: bytes) -> None:  # noqa: ARG002
-        """Raise a ConfigError."""
-        refuse_union(self.url_of(name))
-
-    def write_if(self, name: str, data: bytes, version: str | None) -> bool:  # noqa: ARG002
-        """Raise a ConfigError."""
-        refuse_union(self.url_of(name))
-
-    def remove(self, name: str) -> None:
-        """Raise a ConfigError."""
-        refuse_union(self.url_of(name))
+    write = write_if = remove = create

@@ -196,7 +196,7 @@ class Upload:
         remaining = memoryview(data).cast("B")
         num_bytes = len(remaining)
         while len(remaining):
-            room = self._part_bytes - self._buffer.tell()
+            room = (PART_BYTES << len(self._parts) // PARTS_OF_A_SIZE) - self._buffer.tell()
             if not room:  # a full part is sent when another one follows
                 self._send()
                 continue
@@ -254,11 +254,6 @@ class Upload:
                 escaped(self._url),
                 escaped(error),
             )
-
-    @property
-    def _part_bytes(self) -> int:
-        """Bytes of the part that is being filled."""
-        return PART_BYTES << len(self._parts) // PARTS_OF_A_SIZE
 
     def _send(self) -> None:
         """Hand the part that is full to a thread, and begin the next one."""

@@ -40,6 +40,7 @@ from pathlib import Path
 import msgspec
 
 from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.processes.machine import process_state
 from mmstream.storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -282,11 +283,8 @@ def _namespace() -> str:
 
 def _start_of(pid: int) -> int:
     """Return when a process started, in the kernel's ticks. -1: there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
+    state, start = process_state(pid)
+    return -1 if state in ("", "Z", "X") else int(start)
 
 
 @contextmanager
