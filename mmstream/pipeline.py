@@ -248,7 +248,10 @@ class Pipeline:
         names = ("global_batch_size", "seed", "window", "shuffle", "drop_last", "reshuffle")
         settings = {name: saved[name] for name in names if name in saved}
         settings |= {"repeat": order.repeat, "grid": order.grid, "window_bytes": None}
-        return copy_with(self, order, settings)
+        # `dataclasses.replace` would forget the order, and check settings that were checked.
+        pipeline = copy(self)
+        pipeline.__dict__.update(settings, order=order)  # where cached_property keeps the order
+        return pipeline
 
     def __iter__(self) -> NoReturn:
         raise ConfigError(
@@ -307,16 +310,6 @@ class Pipeline:
         from webdataset import DataPipeline
 
         return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
-
-
-def copy_with(pipeline: Pipeline, order: AnyOrder, settings: Mapping[str, Any]) -> Pipeline:
-    """Return a copy with some other settings and with an order that is planned already.
-
-    `dataclasses.replace` would forget the order, and check settings that were checked.
-    """
-    pipeline = copy(pipeline)
-    pipeline.__dict__.update(settings, order=order)  # where cached_property keeps the order
-    return pipeline
 
 
 class PipelineRunner:
@@ -582,7 +575,7 @@ def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
         return None
     decode = pipeline.decode
     if decode is None or decode.min_lazy_bytes is None or not decode.has_ranged_decoders:
-        return LargeFiles(HUGE_SAMPLE_BYTES, _is_never_ranged)
+        return LargeFiles(HUGE_SAMPLE_BYTES, lambda _field: False)
     return LargeFiles(decode.min_lazy_bytes, decode.reads_by_ranges)
 
 
@@ -604,10 +597,6 @@ def _fields_viewed_by(pipeline: Pipeline, *, is_sent: bool) -> Callable[[str], b
     if pipeline.transforms or pipeline.collate is not collate or not is_sent:
         return None
     return lambda field: field != "json"  # it is parsed
-
-
-def _is_never_ranged(_field: str) -> bool:
-    return False
 
 
 def _check_decode(decode: object) -> None:

@@ -6,6 +6,6 @@ batch_makers.py        the processes that make batches: this one, workers with t
                        reader process
 watchdog.py            notices a batch that does not come; what a worker works on, and how it ended
 batch_transport.py     a batch crosses from a worker to the main process
-settings.py            what must be the same on every rank, in words; how batches are made
+settings.py            what must be the same on every rank, in words
 device.py              batches on the device, one ahead of the user's code, and normalised there
 """

@@ -18,12 +18,15 @@ import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from ctypes import c_ubyte
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from multiprocessing import RawArray
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 import torch
@@ -33,15 +36,15 @@ from torch.utils.data import DataLoader, Dataset, Sampler, _utils, get_worker_in
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.loader.batch_transport import BatchReceiver, SentBatch
-from mmstream.loader.settings import MakerSettings
 from mmstream.loader.watchdog import (
+    StallLimits,
     ThisProcess,
     Watchdog,
     WorkerGroup,
     in_one_line,
-    shared_progress,
 )
-from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
+from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of, needs_one_thread
+from mmstream.processes.machine import default_threads, num_cores
 from mmstream.processes.workers import (
     end_fork_server,
     join_parent,
@@ -64,6 +67,66 @@ from mmstream.storage.retry import patience_limit_s
 from mmstream.types import Batch
 
 logger = logging.getLogger(__name__)
+
+# -- how many processes make batches, and how ------------------------------------------------------
+
+MultiprocessingContext: TypeAlias = Literal["forkserver", "spawn", "fork"]
+"""How worker processes start."""
+
+MIN_MOST_WORKERS = 64
+"""A rank may have so many workers, or four per core where that is more."""
+
+
+@dataclass(frozen=True)
+class MakerSettings:
+    """How many processes make batches, and how.
+
+    Attributes:
+        num_workers: worker processes; 0: this process makes batches itself.
+        num_threads: decode threads of each process.
+        prefetch_factor: batches that each worker makes ahead.
+        multiprocessing_context: how workers start.
+        stall_limits: when a batch that does not come is a warning, and when an error.
+    """
+
+    num_workers: int
+    num_threads: int
+    prefetch_factor: int
+    multiprocessing_context: MultiprocessingContext
+    stall_limits: StallLimits
+
+
+def maker_settings(
+    pipeline: Pipeline,
+    *,
+    num_workers: int,
+    num_threads: int | None,
+    prefetch_factor: int,
+    multiprocessing_context: MultiprocessingContext,
+    stall_limits: StallLimits,
+) -> MakerSettings:
+    """Check the settings of a user, and give `num_threads` its default for a pipeline.
+
+    Raises:
+        ConfigError: impossible settings.
+    """
+    most = max(MIN_MOST_WORKERS, 4 * num_cores())
+    if num_workers > most:  # a slip of the hand: so many starting processes stop a machine
+        raise ConfigError(
+            f"num_workers is {num_workers}, for each rank: at most {most} with {num_cores()} cores"
+        )
+    if stall_limits.timeout_s is not None and num_workers == 0:
+        raise ConfigError(
+            "stall_timeout_s needs worker processes, which it can end: num_workers=1 or more"
+        )
+    is_one_enough = num_workers > 0 or needs_one_thread(pipeline)
+    num_threads = num_threads or (1 if is_one_enough else default_threads())
+    return MakerSettings(
+        num_workers, num_threads, prefetch_factor, multiprocessing_context, stall_limits
+    )
+
+
+# -- the processes of a loader ---------------------------------------------------------------------
 
 
 class BatchMakers:
@@ -127,7 +190,11 @@ class BatchMakers:
         if self.settings.num_workers == 0:
             batches = self._own_batches(pipeline, first, stop, label)
         else:
-            batches = self._worker_batches(pipeline, first, stop, label, goes_on)
+            if self.workers is None:
+                if self.settings.multiprocessing_context == "forkserver":
+                    preload_server(pipeline)  # it may have ended, or be that of the parent
+                self.workers = Workers(pipeline, self.settings, self.reader)
+            batches = self.workers.batches(first, stop, label, goes_on=goes_on)
         with closing(batches):
             for step, batch in enumerate(batches, start=first.step):
                 self._due_job = later_job(first._replace(step=step), 1, stop)
@@ -166,22 +233,11 @@ class BatchMakers:
         )
         self._reader_pipeline = pipeline
 
-    def _worker_batches(
-        self, pipeline: Pipeline, first: Job, stop: int, label: str, goes_on: bool
-    ) -> Generator[Batch, None, None]:
-        """Yield batches that workers make; `goes_on`: they make them already."""
-        if self.workers is None:
-            if self.settings.multiprocessing_context == "forkserver":
-                preload_server(pipeline)  # it may have ended, or be that of the parent
-            self.workers = Workers(pipeline, self.settings, self.reader)
-        yield from self.workers.batches(first, stop, label, goes_on=goes_on)
-
     def _own_batches(
         self, pipeline: Pipeline, first: Job, stop: int, label: str
     ) -> Generator[Batch, None, None]:
         """Yield batches that this process makes itself."""
         if self._runner is None:
-            self._progress = Progress()
             self._runner = PipelineRunner(
                 pipeline,
                 num_threads=self.settings.num_threads,
@@ -287,7 +343,7 @@ class Workers:
         self._num_workers = settings.num_workers
         self._jobs = _JobSampler(pipeline.order.steps_per_epoch)
         self._batches: Iterator[Batch] | None = None
-        progress = shared_progress(settings.num_workers)
+        progress = RawArray(c_ubyte, Progress.num_bytes(settings.num_workers))
         self._receiver = BatchReceiver()  # it lives as long as the workers
         self._is_forked = settings.multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
@@ -315,7 +371,9 @@ class Workers:
         self._watchdog = Watchdog(self._group, settings.stall_limits, reader)
         _of_this_process.add(self)
 
-    def batches(self, first: Job, stop: int, label: str = "", *, goes_on: bool) -> Iterator[Batch]:
+    def batches(
+        self, first: Job, stop: int, label: str = "", *, goes_on: bool
+    ) -> Generator[Batch, None, None]:
         """Yield the batches of steps `first.step` to `stop` - 1, in order.
 
         Args:
@@ -458,7 +516,7 @@ class StepDataset(Dataset[Batch]):
     Args:
         pipeline: what to run.
         num_threads: decode threads.
-        progress: memory in which each worker writes down what it works on (`shared_progress`).
+        progress: shared memory in which each worker writes down what it works on.
         receiver: number of the `BatchReceiver` of their batches.
         is_forked: whether workers inherit the pipeline; else it is pickled for them.
         connections: to the reader process of the rank, one for each worker; empty without one.
@@ -485,7 +543,7 @@ class StepDataset(Dataset[Batch]):
         self._receiver = receiver
         self._connections = list(connections)
         self._pickled = None if is_forked else _pickled(pipeline)
-        self._memory: BatchMemory | None = None
+        self._memory = BatchMemory(shared=True)  # it is of the worker that takes some of it
         self._runner: PipelineRunner | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -493,8 +551,6 @@ class StepDataset(Dataset[Batch]):
         return _load, (dict(os.environ), self._pickled, *settings, self._connections)
 
     def __getitem__(self, job: Job) -> Any:
-        if self._memory is None:  # made here, in the worker
-            self._memory = BatchMemory(shared=True)
         worker = get_worker_info()
         number = 0 if worker is None else worker.id
         progress = Progress(self._progress, number)

@@ -20,13 +20,12 @@ from mmstream.batching.flat import Flat, Pack
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.bad_samples import Stats, count_samples
 from mmstream.errors import ConfigError
-from mmstream.loader.batch_makers import BatchMakers
-from mmstream.loader.settings import (
+from mmstream.loader.batch_makers import (
+    BatchMakers,
     MultiprocessingContext,
-    described,
     maker_settings,
-    rank_settings,
 )
+from mmstream.loader.settings import described, rank_settings
 from mmstream.loader.sharing import BatchChannel, Share, group_of_mesh
 from mmstream.loader.watchdog import StallLimits
 from mmstream.order import BucketOrder

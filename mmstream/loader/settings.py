@@ -15,24 +15,20 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
-from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.errors import ConfigError, escaped
+from mmstream.errors import escaped
 from mmstream.families.registry import settings_of_families, versions_of
-from mmstream.loader.watchdog import StallLimits
 from mmstream.order.saved import SavedOrder
-from mmstream.pipeline import Pipeline, needs_one_thread
-from mmstream.processes.machine import default_threads, num_cores
+from mmstream.pipeline import Pipeline
 
 MAX_TEXT = 60
 """Longer texts are cut, and end in a hash of the whole."""
@@ -80,13 +76,20 @@ def rank_settings(
     settings["rows_per_rank"] = rows_per_rank
     settings["on_change"] = on_change
     packages = ["mmstream"]
-    image = pipeline.decode.image if pipeline.decode else None
-    text = pipeline.decode.text if pipeline.decode else None
-    if pipeline.decode is not None:
-        settings["decoders by field"] = dict(pipeline.decode.fields or {})
-        settings["same_geometry"] = list(pipeline.decode.same_geometry)
-        if pipeline.decode.table.pictures:
-            packages += IMAGE_PACKAGES
+    decode = pipeline.decode
+    image = decode.image if decode else None
+    text = decode.text if decode else None
+    if decode is not None:
+        settings["decoders by field"] = dict(decode.fields or {})
+        settings["same_geometry"] = list(decode.same_geometry)
+        settings["max_json_bytes"] = decode.max_json_bytes
+        settings["min_lazy_bytes"] = decode.min_lazy_bytes
+        packages += IMAGE_PACKAGES if decode.table.pictures else ()
+        if decode.table.media:
+            settings |= _object_settings("video decoder", decode.video)
+            settings |= _object_settings("audio decoder", decode.audio)
+            packages += VIDEO_PACKAGES if decode.table.decoders("video") else ()
+            packages += AUDIO_PACKAGES if decode.table.sounds else ()
     settings["image decoder"] = None if image is None else type(image)
     settings["text decoder"] = None if text is None else type(text)
     if isinstance(image, ImageDecoder):
@@ -95,19 +98,8 @@ def rank_settings(
     if isinstance(text, TextDecoder):
         settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
         packages += TEXT_PACKAGES
-    if pipeline.decode is not None:
-        settings["max_json_bytes"] = pipeline.decode.max_json_bytes
-        settings["min_lazy_bytes"] = pipeline.decode.min_lazy_bytes
-        if pipeline.decode.table.media:
-            media, media_packages = _media_settings(pipeline.decode)
-            settings |= media
-            packages += media_packages
-    if pipeline.batching is None:
-        settings["batching"] = None
-    else:
-        settings["batching"] = type(pipeline.batching)
-        settings |= _fields(pipeline.batching)
-        settings.pop("Pack.plan", None)  # a folder of this machine; its digest is the order's
+    settings |= _object_settings("batching", pipeline.batching)
+    settings.pop("Pack.plan", None)  # a folder of this machine; its digest is the order's
     settings["zero_copy"] = pipeline.zero_copy
     settings["before"] = list(pipeline.before)
     settings["transforms"] = list(pipeline.transforms)
@@ -117,21 +109,9 @@ def rank_settings(
     settings |= policy
     settings |= {f"version of {name}": _version(name) for name in packages}
     positions = getattr(pipeline.batching, "positions", None)
-    own = versions_of(*settings_of_families(pipeline.decode), positions)
+    own = versions_of(*settings_of_families(decode), positions)
     settings |= {f"version of {name}": text for name, text in own.items()}
     return {name: _cut(described(value)) for name, value in settings.items()}
-
-
-def _media_settings(decode: Decode) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of the decoders of videos and recordings, and the packages they use."""
-    settings: dict[str, Any] = {}
-    for kind, decoder in (("video", decode.video), ("audio", decode.audio)):
-        settings[f"{kind} decoder"] = None if decoder is None else type(decoder)
-        if decoder is not None:
-            settings |= _fields(decoder)
-    packages = [*(VIDEO_PACKAGES if decode.table.decoders("video") else ())]
-    packages += AUDIO_PACKAGES if decode.table.sounds else ()
-    return settings, packages
 
 
 def described(value: Any) -> str:
@@ -162,6 +142,11 @@ def described(value: Any) -> str:
         fields = (f"{name}={described(item)}" for name, item in _fields(value).items())
         return f"({', '.join(fields)})"
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _object_settings(name: str, value: Any) -> dict[str, Any]:
+    """Return the class of a dataclass and its settings. None stands for itself."""
+    return {name: None} if value is None else {name: type(value), **_fields(value)}
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -230,60 +215,3 @@ def _cut(text: str) -> str:
     if len(text) <= MAX_TEXT:
         return escaped(text)
     return f"{escaped(text[:MAX_TEXT])}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
-
-
-# -- how many processes make batches, and how ------------------------------------------------------
-
-MultiprocessingContext: TypeAlias = Literal["forkserver", "spawn", "fork"]
-"""How worker processes start."""
-
-MIN_MOST_WORKERS = 64
-"""A rank may have so many workers, or four per core where that is more."""
-
-
-@dataclass(frozen=True)
-class MakerSettings:
-    """How many processes make batches, and how.
-
-    Attributes:
-        num_workers: worker processes; 0: this process makes batches itself.
-        num_threads: decode threads of each process.
-        prefetch_factor: batches that each worker makes ahead.
-        multiprocessing_context: how workers start.
-        stall_limits: when a batch that does not come is a warning, and when an error.
-    """
-
-    num_workers: int
-    num_threads: int
-    prefetch_factor: int
-    multiprocessing_context: MultiprocessingContext
-    stall_limits: StallLimits
-
-
-def maker_settings(
-    pipeline: Pipeline,
-    *,
-    num_workers: int,
-    num_threads: int | None,
-    prefetch_factor: int,
-    multiprocessing_context: MultiprocessingContext,
-    stall_limits: StallLimits,
-) -> MakerSettings:
-    """Check the settings of a user, and give `num_threads` its default for a pipeline.
-
-    Raises:
-        ConfigError: impossible settings.
-    """
-    most = max(MIN_MOST_WORKERS, 4 * num_cores())
-    if num_workers > most:  # a slip of the hand: so many starting processes stop a machine
-        raise ConfigError(
-            f"num_workers is {num_workers}, for each rank: at most {most} with {num_cores()} cores"
-        )
-    limits = stall_limits
-    if limits.timeout_s is not None and num_workers == 0:
-        raise ConfigError(
-            "stall_timeout_s needs worker processes, which it can end: num_workers=1 or more"
-        )
-    is_one_enough = num_workers > 0 or needs_one_thread(pipeline)
-    num_threads = num_threads or (1 if is_one_enough else default_threads())
-    return MakerSettings(num_workers, num_threads, prefetch_factor, multiprocessing_context, limits)

@@ -17,8 +17,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from ctypes import c_ubyte
-from multiprocessing import RawArray
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -79,7 +77,9 @@ class Watchdog:
         """Start the thread, if it does not run yet."""
         if self._thread is None:
             # The thread does not keep a loader alive that was dropped without `close`.
-            arguments = weakref.ref(self), self._closed, self._poll_s()
+            limits = self._limits
+            poll_s = min(POLL_S, limits.warning_s / 2, (limits.timeout_s or POLL_S) / 2)
+            arguments = weakref.ref(self), self._closed, poll_s
             self._thread = threading.Thread(
                 target=_poll_until_closed, args=arguments, name="mmstream-watchdog", daemon=True
             )
@@ -129,9 +129,6 @@ class Watchdog:
             logger.warning("waiting for %.0f s: %s", waited, self._watched.describe(job))
             due = max(2 * due, waited)
         return job, since, due
-
-    def _poll_s(self) -> float:
-        return min(POLL_S, self._limits.warning_s / 2, (self._limits.timeout_s or POLL_S) / 2)
 
 
 def _close(closed: threading.Event, pid: int) -> None:
@@ -188,17 +185,12 @@ NO_START = (
 )
 
 
-def shared_progress(num_workers: int) -> Any:
-    """Return memory for the notes of workers, which can be sent to them while they start."""
-    return RawArray(c_ubyte, Progress.num_bytes(num_workers))
-
-
 class WorkerGroup:
     """The workers of one loader, from their start on.
 
     Args:
         pipeline: what they run.
-        progress: `shared_progress`, which they write to.
+        progress: shared memory that they write to.
         reader: the reader process of the rank, if there is one.
 
     Attributes:
