@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ from mmstream.batching.collate import plain_tensors
 from mmstream.errors import ConfigError
 from mmstream.settings import arguments_gone, checked, shown
 from mmstream.types import Batch
+
+if TYPE_CHECKING:
+    from mmstream.loader.loader import Loader
 
 MovedBatch = tuple[Batch, Batch, torch.cuda.Event | None]
 """The batch on the host, the same batch on the device, and the CUDA event after its copy."""
@@ -39,42 +42,9 @@ _ADVICE = {
 T = TypeVar("T")
 
 
-class UndeliveredLoader(Protocol):
-    """A loader whose batches do not count as delivered until they are marked.
-
-    `mmstream.Loader` is one. `state_dict` and `load_state_dict` are torch's Stateful protocol.
-    """
-
-    @property
-    def stats(self) -> Any:
-        """Counts of what was delivered so far."""
-
-    def __len__(self) -> int:
-        """Return the number of steps of this epoch."""
-
-    def iter_undelivered(self) -> Iterator[Batch]:
-        """Yield the batches of a ``for``. The state does not move."""
-
-    def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of a mixture from the next batch on."""
-
-    def mark_delivered(self, batch: Batch) -> None:
-        """Move the state past a batch. Each yielded batch is marked once, in order.
-
-        Raises:
-            BadSampleLimitError: there were too many bad samples.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch that was marked as delivered."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state was saved."""
-
-
 @checked(_ADVICE, own=("loader",))
 def to_device(
-    loader: UndeliveredLoader,
+    loader: Loader,
     device: str | torch.device,
     *,
     normalize: Normalize | None = None,
@@ -97,7 +67,7 @@ def to_device(
     stage, on the host and on the device. Nothing starts before the first batch is asked for.
 
     Args:
-        loader: an `mmstream.Loader`, or anything with the methods of `UndeliveredLoader`.
+        loader: an `mmstream.Loader`, or anything with its methods and its `stats`.
         device: "cpu", "cuda" or "cuda:N". "cuda" is the CUDA device that is current at the first
             batch.
         normalize: applied to ``batch["image"]``, to pictures by field and to the frames of videos,
@@ -155,7 +125,7 @@ class DeviceLoader:
     handed over.
     """
 
-    loader: UndeliveredLoader
+    loader: Loader
     device: torch.device
     normalize: Normalize | None = None
     dtype: torch.dtype | None = None
