@@ -151,6 +151,7 @@ class RankPlan:
 
     Attributes:
         next_clock: the first step that is not planned yet.
+        steps: by clock, those that are planned. Whoever takes their samples removes them.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class RankPlan:
         self._single_samples = single_samples
         self._least_large_bytes = least_large_bytes
         self._windows: dict[tuple[int, int], PlannedWindow] = {}
-        self._steps: dict[int, StepPlan] = {}
+        self.steps: dict[int, StepPlan] = {}
 
     def shards_ahead(self, num_steps: int) -> list[int]:
         """Return the shards whose bounds the next steps need."""
@@ -209,17 +210,9 @@ class RankPlan:
             valid = packed.counts > 0
         elif numbers.size and numbers[0] < 0:  # only a partial step has padding
             valid = self._order.refs(epoch, step, rows).valid
-        self._steps[clock] = StepPlan(clock, spans, valid, packed)
+        self.steps[clock] = StepPlan(clock, spans, valid, packed)
         self.next_clock = clock + 1
         return ranges
-
-    def planned_step(self, clock: int) -> StepPlan:
-        """Return a planned step that was not dropped yet."""
-        return self._steps[clock]
-
-    def drop_step(self, clock: int) -> None:
-        """Forget a step, whose samples were taken."""
-        del self._steps[clock]
 
     def plan_window(self, epoch: int, number: int) -> PlannedWindow:
         """Return what this rank reads of a window, from the first clock on."""
@@ -270,22 +263,16 @@ class RankPlan:
         window.start[positions], window.stop[positions] = start, stop
         window.large.update((int(positions[number]), sample) for number, sample in large.items())
         samples = SampleRange(shard, window.index[positions], start, stop, positions, checksum)
-        if self._single_samples:
-            self._add_ranges(window, merge(samples, 0, 1))
-            return
         access = self._access(shard)
-        clocks = window.clock[positions]
-        is_head = clocks < self._end_of_heads
         max_run_bytes = min(MAX_RUN_BYTES, access.max_range_bytes)
-        if is_head.any():
+        is_head = window.clock[positions] < self._end_of_heads
+        if self._single_samples:
+            ranges = merge(samples, max_gap_bytes=0, max_range_bytes=1)
+        elif is_head.any():
             ranges = merge(samples.select(is_head), access.max_gap_bytes, MAX_HEAD_BYTES)
             ranges += runs_beside_heads(samples, is_head, access.max_gap_bytes, max_run_bytes)
         else:
             ranges = merge(samples, access.max_gap_bytes, max_run_bytes)
-        self._add_ranges(window, ranges)
-
-    @staticmethod
-    def _add_ranges(window: PlannedWindow, ranges: list[SampleRange]) -> None:
         window.ranges.extend(
             PlannedRange(one_range, int(window.clock[one_range.position].min()))
             for one_range in ranges

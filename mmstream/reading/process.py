@@ -35,7 +35,11 @@ from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.processes.machine import num_local_ranks, words_of_exit
-from mmstream.processes.workers import job_signals_blocked, safe_environment
+from mmstream.processes.workers import (
+    job_signals_blocked,
+    marked_as_main_process,
+    safe_environment,
+)
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.plan import needs_single_samples
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
@@ -298,7 +302,7 @@ class ReaderProcess:
         self.connections = [StepConnection(pair[0]) for pair in pairs]
         files = [theirs.fileno(), *(pair[1].fileno() for pair in pairs)]
         try:
-            with job_signals_blocked():  # they stay blocked there
+            with job_signals_blocked(), marked_as_main_process():  # they stay blocked there
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
                     pass_fds=files,
@@ -371,7 +375,10 @@ class ReaderProcess:
         kind, value = self._control.recv()
         if kind == "described":
             return cast(str, value)
-        _log(value)
+        record = logging.makeLogRecord(value)
+        its_logger = logging.getLogger(record.name)
+        if its_logger.isEnabledFor(record.levelno):
+            its_logger.handle(record)
         return None
 
     def words_of_end(self) -> str:
@@ -385,13 +392,6 @@ class ReaderProcess:
         """End it."""
         self.pass_on_log()
         self._end()
-
-
-def _log(fields: dict[str, Any]) -> None:
-    record = logging.makeLogRecord(fields)
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
 
 
 def _end(

@@ -123,11 +123,6 @@ class StepSamples:
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs. None: seats are rows."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all samples."""
-        return int(self.sizes.sum())
-
 
 # -- the reader of a rank --------------------------------------------------------------------------
 
@@ -202,7 +197,9 @@ class RankReader:
         if self._planner is not None:
             self._planner.cancel()
         for arrived in self._arrived.values():
-            self._drop(arrived)
+            if arrived.ready is not None:
+                arrived.ready.cancel()
+            self._transfers.cancel(arrived.transfers)
         self._plan: RankPlan | None = None
         self._arrived = {}
         self._waiting: list[tuple[int, int, PlannedRange]] = []  # a heap by first use
@@ -241,7 +238,7 @@ class RankReader:
             rows,
             clock,
             bounds=self._bounds_of,
-            access=self._access_of,
+            access=self._access,
             single_samples=single_samples,
             least_large_bytes=self._least_large_bytes,
         )
@@ -264,7 +261,7 @@ class RankReader:
             if self._error is not None:
                 raise self._error
             await self._progress.wait()
-        step_plan = plan.planned_step(clock)
+        step_plan = plan.steps[clock]
         ranges = sorted(step_plan.ranges(), key=lambda planned: planned.first_use)
         is_ready = False
         while not is_ready:
@@ -281,7 +278,7 @@ class RankReader:
                 is_ready &= arrived.is_ready
                 await arrived.wait()
         samples, cached = self._take(step_plan)  # it is taken whole: here nothing waits
-        plan.drop_step(clock)
+        del plan.steps[clock]
         self._advance(clock)
         if cached:
             await self._read_cached(samples, cached, clock)
@@ -363,7 +360,7 @@ class RankReader:
         location = self._source.locate(shard)
         return location.dataset.shards.bounds(location.shard, index, self._count_wrong)
 
-    def _access_of(self, shard: int) -> Access:
+    def _access(self, shard: int) -> Access:
         return self._source.locate(shard).dataset.access
 
     def _count_wrong(self, number: int) -> None:
@@ -433,7 +430,7 @@ class RankReader:
 
     async def _fetch_missing(self, arrived: Arrived, missing: SampleRange) -> None:
         """Read samples of a range from storage, beside those that are there."""
-        access = self._access_of(missing.shard)
+        access = self._access(missing.shard)
         pieces = merge(missing, access.max_gap_bytes, access.max_range_bytes)
         await self._fetch_pieces(arrived, pieces)
 
@@ -468,7 +465,8 @@ class RankReader:
                 await self._explain(arrived, samples, error)
                 return
             arrived.data = data
-            wrong = self._wrong_samples(samples, data)
+            starts, stops = samples.start - arrived.first, samples.stop - arrived.first
+            wrong = wrong_samples(data, starts, stops, samples.checksum)
             if not wrong:
                 if self._cache is not None:
                     self._cache.write(samples, data)
@@ -507,12 +505,6 @@ class RankReader:
         if stat is not None and stat.version is not None and self._stats.get(shard) != stat:
             self._stats[shard] = stat
             self.read_shards.append((shard, stat))
-
-    def _wrong_samples(self, samples: SampleRange, data: memoryview) -> list[int]:
-        if (samples.checksum == NO_CHECKSUM).all():
-            return []
-        first = int(samples.start[0])
-        return wrong_samples(data, samples.start - first, samples.stop - first, samples.checksum)
 
     async def _explain(self, arrived: Arrived, samples: SampleRange, error: OSError) -> None:
         """Hold why samples cannot be had. Those before the end of a cut shard are still good.
@@ -656,8 +648,3 @@ class RankReader:
         """Let everything that waits look again."""
         progress, self._progress = self._progress, asyncio.Event()
         progress.set()
-
-    def _drop(self, arrived: Arrived) -> None:
-        if arrived.ready is not None and not arrived.ready.done():
-            arrived.ready.cancel()
-        self._transfers.cancel(arrived.transfers)

@@ -17,8 +17,6 @@ import resource
 import select
 import socket
 import sys
-import threading
-import time
 import weakref
 from bisect import bisect_left, insort
 from collections import deque
@@ -34,6 +32,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import datasets_of
 from mmstream.errors import MMStreamError
 from mmstream.processes.machine import memory_bytes
+from mmstream.processes.workers import follow_main_process
 from mmstream.reading.process import (
     MAX_AHEAD,
     MAX_MESSAGE_BYTES,
@@ -54,9 +53,6 @@ ROOM_BYTES = 16 << 10
 
 NUM_ROOMS = MAX_AHEAD + 2
 """A client reads each message before this many others are written."""
-
-POLL_INTERVAL_S = 1.0
-"""Seconds between two looks at whether the parent still runs."""
 
 
 # -- the memory in which samples arrive ------------------------------------------------------------
@@ -428,7 +424,7 @@ def main(arguments: Sequence[str]) -> None:
         arguments: numbers of sockets: the control connection, then the step connections.
     """
     control, *connections = map(int, arguments)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    follow_main_process()  # also where its forked children hold our connections open
     main_process = Connection(control)
     # Stores may be of modules that only the main process sees.
     sys.path[:], level = main_process.recv()
@@ -437,13 +433,6 @@ def main(arguments: Sequence[str]) -> None:
     logger.addHandler(LogToMain(main_process))
     logger.propagate = False
     asyncio.run(serve(main_process, [socket.socket(fileno=number) for number in connections]))
-
-
-def _end_with(parent: int) -> None:
-    """End with the parent, also where its forked children hold our connections open."""
-    while os.getppid() == parent:
-        time.sleep(POLL_INTERVAL_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def most_held_bytes(plan: RankPlan, num_steps: int, ahead_bytes: int) -> int:
     windows: dict[int, PlannedWindow] = {}
     for clock in range(first_clock, first_clock + num_steps):
         plan.plan_step()
-        windows |= {id(window): window for window, _ in plan.planned_step(clock).spans}
+        windows |= {id(window): window for window, _ in plan.steps[clock].spans}
     change = np.zeros(num_steps + 1, dtype=np.int64)
     for window in windows.values():
         for planned in window.ranges:

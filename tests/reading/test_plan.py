@@ -76,8 +76,7 @@ def test_each_row_of_each_step_lies_in_a_range_that_is_read_in_time(data: st.Dat
     for clock in range(first, 2 * steps):
         plan.shards_ahead(2)
         plan.plan_step()
-        step_plan = plan.planned_step(clock)
-        plan.drop_step(clock)
+        step_plan = plan.steps.pop(clock)
         refs = order.refs(*divmod(clock, steps))
         assert step_plan.valid.tolist() == refs.valid[start:stop].tolist()
         expected = list(zip(refs.shard[start:stop], refs.index[start:stop], strict=True))

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
+from mmstream.processes import workers
 from mmstream.ranks import World, rows_of_rank
 from mmstream.reading import process, server
 from mmstream.reading.process import (
@@ -153,8 +154,8 @@ def test_a_reader_that_cannot_be_killed_is_not_waited_for(caplog: pytest.LogCapt
 
 def test_a_reader_without_its_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("mmstream.reading.server.os._exit", codes.append)
-    server._end_with(-1)
+    monkeypatch.setattr("mmstream.processes.workers.os._exit", codes.append)
+    workers._exit_with("0 0")  # there is no such process
     assert codes == [1]
 
 
