@@ -27,8 +27,7 @@ from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
 from mmstream.reading.fetcher import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
-from mmstream.storage.node_cache import NodeCache
-from mmstream.storage.node_cache_file import CachedSamples, CacheFile, CacheLocation
+from mmstream.storage.node_cache import CachedSamples, CacheFile, CacheLocation, NodeCache
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)

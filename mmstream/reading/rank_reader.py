@@ -35,7 +35,7 @@ from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, me
 from mmstream.reading.range_cache import RangeCache
 from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
-from mmstream.storage.node_cache_file import CacheLocation
+from mmstream.storage.node_cache import CacheLocation
 from mmstream.storage.range_client import retrieve_error
 from mmstream.storage.transfers import (
     RangeRequest,

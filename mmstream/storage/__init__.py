@@ -13,7 +13,6 @@
     memory.py    objects in this process (``memory://``), for tests and small corpora
     union.py     several folders that are read as one
     node_cache.py    samples of remote shards on a disk of this machine
-    node_cache_file.py  one file of it
     write_lock.py    one writer at a time in a folder or prefix
     urls.py      names of objects
 

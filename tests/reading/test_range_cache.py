@@ -20,7 +20,7 @@ from mmstream.reading import range_cache
 from mmstream.reading.process import node_cache_settings
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader
-from mmstream.storage import node_cache_file
+from mmstream.storage import node_cache
 from mmstream.storage.node_cache import NodeCache, open_cache_dir
 from mmstream.storage.transfers import RangeRequest, own_memory
 from tests.helpers.corpora import write_corpus
@@ -285,13 +285,13 @@ def test_a_node_keeps_what_it_has_when_its_ranks_change(dataset, root):
 
 
 def test_a_disk_that_takes_nothing_makes_no_step_wait(dataset, root, monkeypatch):
-    is_disk_free, write_all = threading.Event(), node_cache_file._write_all
+    is_disk_free, write_all = threading.Event(), node_cache._write_all
 
     def slow_write_all(*arguments: Any) -> None:
         is_disk_free.wait()
         write_all(*arguments)
 
-    monkeypatch.setattr(node_cache_file, "_write_all", slow_write_all)
+    monkeypatch.setattr(node_cache, "_write_all", slow_write_all)
     limit = "mmstream.storage.node_cache.MAX_QUEUED_BYTES"
     monkeypatch.setattr(limit, 300_000)
     first = run(dataset, root, 0, when_read=is_disk_free.set)

@@ -13,9 +13,15 @@ import pytest
 from crc32c import crc32c
 
 from mmstream.errors import ConfigError
-from mmstream.storage import node_cache, node_cache_file
-from mmstream.storage.node_cache import CacheQuota, NodeCache, open_cache_dir
-from mmstream.storage.node_cache_file import PAGE_BYTES, CachedSamples, CacheFile
+from mmstream.storage import node_cache
+from mmstream.storage.node_cache import (
+    PAGE_BYTES,
+    CachedSamples,
+    CacheFile,
+    CacheQuota,
+    NodeCache,
+    open_cache_dir,
+)
 from tests.helpers.wait import wait_until
 
 SHARD = np.random.default_rng(0).bytes(40_000)
@@ -160,16 +166,16 @@ def test_a_damaged_file_is_removed_and_read_from_storage(
 def test_a_process_killed_between_bytes_and_checksum_leaves_no_sample(
     new_cache, monkeypatch: pytest.MonkeyPatch
 ):
-    cache, write_all = new_cache(), node_cache_file._write_all
+    cache, write_all = new_cache(), node_cache._write_all
 
     def killed(descriptor: int, view: memoryview, start: int) -> None:
         if 40 <= start < 4096:
             raise OSError(errno.EIO, "killed")
         write_all(descriptor, view, start)
 
-    monkeypatch.setattr(node_cache_file, "_write_all", killed)
+    monkeypatch.setattr(node_cache, "_write_all", killed)
     fill(cache, (file_of(), 0, 10))
-    monkeypatch.setattr(node_cache_file, "_write_all", write_all)
+    monkeypatch.setattr(node_cache, "_write_all", write_all)
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
     fill(cache, (file_of(), 5, 10))
@@ -268,7 +274,7 @@ def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root
         return num_bytes.size
 
     samples, data = samples_of(4, 8), memoryview(SHARD)[4 * SAMPLE_BYTES : 8 * SAMPLE_BYTES]
-    node_cache_file.write_samples(str(path), file, samples, data, 4 * SAMPLE_BYTES, reserve)
+    node_cache.write_samples(str(path), file, samples, data, 4 * SAMPLE_BYTES, reserve)
     assert path.exists() != is_removed  # a new file takes more than was reserved
     assert read(new_cache(), file, 0, 8) == ({} if is_removed else expected(0, 8))
 

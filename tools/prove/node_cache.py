@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from mmstream.storage.node_cache import NodeCache, open_cache_dir
-from mmstream.storage.node_cache_file import CachedSamples, CacheFile
+from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache, open_cache_dir
 
 NUM_READERS = 8
 FOLDERS = ("a" * 16, "b" * 16)
