@@ -2,11 +2,12 @@
 
 Workers end with their main process, however that ends:
 
-- A worker that runs has `join_parent` behind it.
+- The environment names the main process while workers, their fork server or a reader process
+  start. `follow_main_process` goes by it.
 - A worker that still imports the main script is not yet ours: the script may hang in that import.
-  So the environment names the main process while workers or their fork server start, and
-  `follow_main_process` is called before the script is imported (``forkserver_preload.py``), or when
-  the script imports mmstream (spawn).
+  So it follows before the script is imported (``forkserver_preload.py``), or when the script
+  imports mmstream (spawn).
+- A worker that was forked follows from `join_parent` on.
 
 Python starts helper processes as ``python -c``, which would look for modules in the current folder
 first. That may be a folder of data with a module of a stranger in it. So `without_current_folder`
@@ -295,7 +296,7 @@ def keep_freed_memory() -> None:
 
 
 def join_parent(environment: dict[str, str]) -> None:
-    """Set up a worker process that a fork server started.
+    """Set up a worker process, however it was started.
 
     The worker takes over the main process' environment, leaves `JOB_SIGNALS` except SIGTERM to it,
     and ends with it:
@@ -307,20 +308,13 @@ def join_parent(environment: dict[str, str]) -> None:
     Args:
         environment: ``dict(os.environ)`` of the main process.
     """
+    follow_main_process()  # what it goes by is in the environment of the start
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in JOB_SIGNALS - {signal.SIGINT, signal.SIGTERM}:
         if signal.getsignal(number) is signal.SIG_DFL:  # else the script has a handler of its own
             signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, name="mmstream-follow", daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 # -- jobs in worker processes ----------------------------------------------------------------------
