@@ -69,6 +69,17 @@ _ADVICE = {
 }
 """What to write in place of wrong arguments, and of those of other libraries."""
 
+_READING = (
+    "num_bytes",
+    "num_requests",
+    "num_wrong_reads",
+    "transfers",
+    "read_s",
+    "decode_s",
+    "collate_s",
+)
+"""What a `BatchLineage` says of how its batch was made. `Stats` have the sums, by the same names."""
+
 
 @checked(_ADVICE, own=("pipeline", "mesh"))
 class Loader(IterableDataset[Batch]):
@@ -292,13 +303,8 @@ class Loader(IterableDataset[Batch]):
                 f"batch of epoch {lineage.epoch} step {lineage.step}, but the state is at "
                 f"epoch {self._position[0]} step {self._position[1]}"
             )
-        self.stats.num_bytes += lineage.num_bytes
-        self.stats.num_requests += lineage.num_requests
-        self.stats.transfers += lineage.transfers
-        self.stats.num_wrong_reads += lineage.num_wrong_reads
-        self.stats.read_s += lineage.read_s
-        self.stats.decode_s += lineage.decode_s
-        self.stats.collate_s += lineage.collate_s
+        for name in _READING:
+            setattr(self.stats, name, getattr(self.stats, name) + getattr(lineage, name))
         source = self.pipeline.dataset
         count_samples(
             self.stats,

@@ -175,19 +175,16 @@ class HeldSamples:
                 )
                 self._counts.add(num_wrong_reads=1)
 
-    def take(self, position: int) -> Outcome:
-        """Return the sample at a position."""
-        return self._take(position)
-
     def take_all(self, first: int, end: int) -> list[Outcome]:
         """Return the samples at positions [first, end)."""
         positions = range(first, end)
         if self.large.keys().isdisjoint(positions):
-            return list(map(self._take, positions))
+            return list(map(self.take, positions))
         with ThreadPoolExecutor(MAX_LARGE, thread_name_prefix="mmstream-large") as pool:
-            return list(pool.map(self._take, positions))
+            return list(pool.map(self.take, positions))
 
-    def _take(self, position: int) -> Outcome:
+    def take(self, position: int) -> Outcome:
+        """Return the sample at a position."""
         held, self._held[position] = self._held[position], None
         assert held is not None, "each sample can be taken once"
         if not isinstance(held, _HeldSample):
@@ -291,7 +288,10 @@ class Fetcher:
         samples = self._locate(shards, indexes, held)
         ranges = self._ranges(samples)
         if past_caches:
-            self._drop_caches(ranges)
+            for shard, start, stop in ranges.bounds:
+                location = self.source.locate(shard)
+                name = location.dataset.name_of(location.shard)
+                location.dataset.store.drop_cache(name, start, stop)
         self._read(samples, ranges, held)
         num_bytes = int((ranges.stop - ranges.start).sum())
         self.counts.add(num_bytes=num_bytes, num_requests=ranges.first.size)
@@ -356,12 +356,6 @@ class Fetcher:
         range_of_sample = np.repeat(np.arange(num_samples.size), num_samples)
         is_read = ~np.isin(range_of_sample, failed)
         held.put(samples.select(is_read), data, ranges.start, range_of_sample[is_read])
-
-    def _drop_caches(self, ranges: _Ranges) -> None:
-        for shard, start, stop in ranges.bounds:
-            location = self.source.locate(shard)
-            name = location.dataset.name_of(location.shard)
-            location.dataset.store.drop_cache(name, start, stop)
 
     def _hold_error(self, samples: SampleTable, error: OSError, held: HeldSamples) -> None:
         """Hold why a range could not be read; or its samples, where they can be had alone."""

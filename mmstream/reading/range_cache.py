@@ -123,8 +123,12 @@ class RangeCache:
         if size is None:
             return
         has_checksum = samples.checksum != NO_CHECKSUM
-        if not has_checksum.all():
-            self._warn_of_large_samples()
+        if not (has_checksum.all() or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "large samples are read by ranges, which the node cache does not keep: with "
+                "Decode(min_lazy_bytes=None), samples of up to 256 MiB are read whole, and kept"
+            )
         numbers = np.flatnonzero(has_checksum)
         file_numbers = samples.index[numbers] // size
         info = dataset.manifest.shards[shard]
@@ -146,15 +150,6 @@ class RangeCache:
                 samples.checksum[group],
             )
             yield file, cached, group
-
-    def _warn_of_large_samples(self) -> None:
-        """Say once that large samples are not kept."""
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "large samples are read by ranges, which the node cache does not keep: with "
-                "Decode(min_lazy_bytes=None), samples of up to 256 MiB are read whole, and kept"
-            )
 
 
 def is_cached(dataset: Dataset) -> bool:

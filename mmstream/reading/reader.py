@@ -27,13 +27,7 @@ from mmstream.reading.step import (
     rows_of_job,
 )
 from mmstream.storage.transfers import TransferCounts
-from mmstream.types import IntArray, SampleRef
-
-
-def refs_of(order: AnyOrder, job: Job) -> IntArray:
-    """Return the shard and the index of each sample of a job, int64 [n, 2]."""
-    shards, indexes, _ = order.refs(job.epoch, job.step, rows_of_job(order, job))
-    return np.column_stack((shards, indexes))
+from mmstream.types import SampleRef
 
 
 def raw_step(
@@ -194,7 +188,9 @@ class Reader:
 
     def _read(self, jobs: Sequence[Job]) -> _Block:
         """Read the samples of some steps."""
-        refs = [refs_of(self._order, job) for job in jobs]
+        order = self._order
+        planned = [order.refs(job.epoch, job.step, rows_of_job(order, job)) for job in jobs]
+        refs = [np.column_stack((shards, indexes)) for shards, indexes, _ in planned]
         starts = [0, *accumulate(map(len, refs))]
         return _Block(list(jobs), starts, self._fetcher.fetch(np.concatenate(refs)))
 

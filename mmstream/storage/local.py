@@ -14,7 +14,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -247,13 +247,11 @@ class LocalStore(CommonCalls):
             return []
         return sorted(entries, key=attrgetter("name"))
 
-    @contextmanager
-    def create(self, name: str) -> Iterator[BinaryIO]:
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a new object for writing; it appears whole when the block ends, or not at all."""
         path = Path(self.url, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with create_file(path) as file:
-            yield file
+        return create_file(path)
 
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all."""

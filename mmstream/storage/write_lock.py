@@ -32,7 +32,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,20 +140,28 @@ def write_lock(store: Store, command: str, name: str = LOCK_NAME) -> Iterator[Wr
         # Whoever may not put a lock there cannot write anything else either.
         yield WriteLock(store, holder.token, name)
         return
-    num_beats = 0
+    ended = threading.Event()
 
     def beat() -> None:
-        nonlocal num_beats
-        version = store.stat(name).version
-        if _is_held_by(store, name, holder):
+        """Change the lock every `HEARTBEAT_S`, until the block ends."""
+        num_beats = 0
+        while not ended.wait(HEARTBEAT_S):
             num_beats += 1
-            changed = msgspec.structs.replace(holder, beat=num_beats)
-            store.write_if(name, msgspec.json.encode(changed), version)
+            try:
+                version = store.stat(name).version
+                if _is_held_by(store, name, holder):
+                    changed = msgspec.structs.replace(holder, beat=num_beats)
+                    store.write_if(name, msgspec.json.encode(changed), version)
+            except (OSError, MMStreamError) as error:
+                logger.warning("lock: %s", error)
 
+    thread = threading.Thread(target=beat, name="mmstream-lock", daemon=True)
+    thread.start()
     try:
-        with _heartbeat(beat):
-            yield WriteLock(store, holder.token, name)
+        yield WriteLock(store, holder.token, name)
     finally:
+        ended.set()
+        thread.join()
         try:
             if _is_held_by(store, name, holder):
                 store.remove(name)
@@ -285,24 +293,3 @@ def _start_of(pid: int) -> int:
     """Return when a process started, in the kernel's ticks. -1: there is no such process."""
     state, start = process_state(pid)
     return -1 if state in ("", "Z", "X") else int(start)
-
-
-@contextmanager
-def _heartbeat(beat: Callable[[], None]) -> Iterator[None]:
-    """Call a function every `HEARTBEAT_S` from another thread, until the block ends."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.wait(HEARTBEAT_S):
-            try:
-                beat()
-            except (OSError, MMStreamError) as error:
-                logger.warning("lock: %s", error)
-
-    thread = threading.Thread(target=run, name="mmstream-lock", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
