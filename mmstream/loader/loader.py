@@ -78,7 +78,7 @@ _READING = (
     "decode_s",
     "collate_s",
 )
-"""What a `BatchLineage` says of how its batch was made. `Stats` have the sums, by the same names."""
+"""What a `BatchLineage` says of how its batch was made. `Stats` have the sums by the same names."""
 
 
 @checked(_ADVICE, own=("pipeline", "mesh"))
