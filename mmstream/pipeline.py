@@ -369,7 +369,12 @@ class PipelineRunner:
         self._has_functions = _has_user_functions(pipeline)
         # A worker has no other draws to keep.
         self._keeps = self._has_functions and not memory.shared
-        prepares_ahead = _prepares_ahead(pipeline, connection, in_background=in_background)
+        # A thread reads and plans the next step while this one is decoded. A reader process reads
+        # ahead itself, and the threads that decode also plan videos. The memory of batches has no
+        # lock: the thread that prepares takes it alone. Batches take some for media, which are not
+        # prepared ahead, and for baked fields, whose preparing takes none.
+        has_media = pipeline.decode is not None and bool(pipeline.decode.table.media)
+        prepares_ahead = in_background and connection is None and not has_media
         self._pool = ThreadPoolExecutor(1, "mmstream-prepare") if prepares_ahead else None
 
     def batch(self, job: Job) -> Batch:
@@ -533,19 +538,6 @@ def _reader_of(
         large_files=large_files,
         asks_ahead=not is_sent,  # workers work side by side
     )
-
-
-def _prepares_ahead(
-    pipeline: Pipeline, connection: StepConnection | None, *, in_background: bool
-) -> bool:
-    """Tell whether a thread reads and plans the next step while this one is decoded.
-
-    A reader process reads ahead itself, and the threads that decode also plan videos. The memory of
-    batches has no lock: the thread that prepares takes it alone. Batches take some for media, which
-    are not prepared ahead, and for baked fields, whose preparing takes none.
-    """
-    has_media = pipeline.decode is not None and bool(pipeline.decode.table.media)
-    return in_background and connection is None and not has_media
 
 
 def _has_user_functions(pipeline: Pipeline) -> bool:

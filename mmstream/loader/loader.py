@@ -698,7 +698,11 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     undealt = Balance(pipeline, {"rows dealt": "no"})
     if batching.cost is None:
         return undealt
-    if not _are_equal(shares, order.global_batch_size, world_size):
+    if shares is None or shares == "balanced":
+        is_equal = order.global_batch_size % world_size == 0
+    else:
+        is_equal = len(set(shares)) == 1
+    if not is_equal:
         if logs:
             logger.info(
                 "without effect: mm.Pack(cost=), because rows are dealt in equal shares only: "
@@ -717,13 +721,6 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     dealt_order = order.with_ranks(world_size, partial(deal, among=among), batching.cost.modelled)
     settings = {"rows dealt": f"among {among} of {world_size} ranks"}
     return replace(undealt, pipeline=pipeline.with_order(dealt_order), settings=settings)
-
-
-def _are_equal(shares: RowsPerRank, num_rows: int, world_size: int) -> bool:
-    """Tell whether all ranks have as many rows."""
-    if shares is None or isinstance(shares, str):  # "balanced"
-        return num_rows % world_size == 0
-    return len(set(shares)) == 1
 
 
 def _ranks_that_deal(pipeline: Pipeline, batching: Pack, order: PackOrder, world_size: int) -> int:

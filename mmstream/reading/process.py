@@ -190,7 +190,10 @@ class StepConnection:
                 raise ConnectionResetError
         response: StepResponse = pickle.loads(message)
         if files:
-            self._attach(files[0], response.memory_bytes)
+            try:
+                self._memory = memoryview(mmap.mmap(files[0], response.memory_bytes))
+            finally:
+                os.close(files[0])
         if not response.num_bytes:
             return MMStreamError("this step belongs to an iteration that is over")
         if self._memory is None:  # its descriptor came with the first response, and was dropped
@@ -202,12 +205,6 @@ class StepConnection:
             self._memory[response.start :][: response.num_bytes]
         )
         return value
-
-    def _attach(self, file: int, num_bytes: int) -> None:
-        try:
-            self._memory = memoryview(mmap.mmap(file, num_bytes))
-        finally:
-            os.close(file)
 
     def close(self) -> None:
         """Close the connection."""

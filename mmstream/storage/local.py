@@ -21,7 +21,7 @@ from itertools import groupby
 from mmap import ACCESS_READ, mmap
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from mmstream.errors import StorageError
 from mmstream.storage.retry import health_of, retry
@@ -34,10 +34,6 @@ from mmstream.storage.store import (
     require_size,
 )
 from mmstream.storage.urls import Range, join_url
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 # -- a new file: a temporary name, then renamed ----------------------------------------------------
 #
@@ -96,7 +92,7 @@ class _EarlyWriter(io.FileIO):
     pictures of 1 MB are converted.
     """
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         num_bytes = super().write(data)
         if num_bytes >= EARLY_BYTES:
             with suppress(OSError):  # a hint; not all file systems take it

@@ -54,7 +54,13 @@ class MemoryStore(CommonCalls):
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.url, self._objects())
+        root = self._path("") + "/"
+        objects = {
+            path: (bytes(file.getbuffer()), file.modified)
+            for path, file in dict(_file_system().store).items()
+            if path.startswith(root)
+        }
+        return _restore, (type(self), self.url, objects)
 
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return a whole object.
@@ -153,16 +159,6 @@ class MemoryStore(CommonCalls):
         if file is None:
             raise FileNotFoundError(f"{self.url_of(name)}: no such object")
         return file
-
-    def _objects(self) -> dict[str, tuple[bytes, datetime]]:
-        """Return all objects under the root by their paths, with the times of their changes."""
-        root = self._path("") + "/"
-        files = dict(_file_system().store)
-        return {
-            path: (bytes(file.getbuffer()), file.modified)
-            for path, file in files.items()
-            if path.startswith(root)
-        }
 
 
 def _restore(

@@ -484,7 +484,9 @@ class Transfers:
 
     def _fill(self) -> None:
         self._next_fill = None
-        num_sent, num_kept = 0, self._num_kept()
+        # A store that is away is asked for few ranges again and again, and for no further ones.
+        is_away = any(health.silent_since is not None for health in self._health)
+        num_sent, num_kept = 0, len(self._pausing) if is_away else 0
         lacks_since, self._memory_lacks_since = self._memory_lacks_since, None
         while self._queue:
             deadline, _, transfer = self._queue[0]
@@ -512,14 +514,6 @@ class Transfers:
             heapq.heappop(self._queue)
         if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
-
-    def _num_kept(self) -> int:
-        """Return how many permits are kept from ranges that never failed.
-
-        A store that is away is asked for few ranges again and again, and for no further ones.
-        """
-        is_away = any(health.silent_since is not None for health in self._health)
-        return len(self._pausing) if is_away else 0
 
     # -- one request -----------------------------------------------------------------------------
 
