@@ -26,7 +26,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.display.samples import Card, pairs_html
 from mmstream.errors import SampleError, ShardError, escaped, where
 from mmstream.storage import open_store
-from mmstream.storage.urls import split_url
+from mmstream.storage.store import split_url
 from mmstream.storage.write_lock import write_lock
 
 _num_threads = click.option(

@@ -100,8 +100,7 @@ from mmstream.settings import (
     refuse_broken,
 )
 from mmstream.storage import Store, is_remote, join_url, open_store, require_shared
-from mmstream.storage.store import map_requests
-from mmstream.storage.urls import local_path, require_no_secret, require_two_slashes
+from mmstream.storage.store import local_path, map_requests, require_no_secret, require_two_slashes
 
 logger = logging.getLogger(__name__)
 

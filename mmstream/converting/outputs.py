@@ -110,8 +110,7 @@ from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.settings import refuse_broken
 from mmstream.storage import Store, is_remote, join_url, open_store
-from mmstream.storage.store import map_requests
-from mmstream.storage.urls import local_path
+from mmstream.storage.store import local_path, map_requests
 from mmstream.storage.write_lock import (
     LOCK_NAME,
     LockedError,

@@ -40,7 +40,7 @@ from mmstream.storage import (
     open_store,
     split_url,
 )
-from mmstream.storage.urls import MAX_FILE_NAME_BYTES, local_path, require_no_secret
+from mmstream.storage.store import MAX_FILE_NAME_BYTES, local_path, require_no_secret
 from mmstream.tar.header import BLOCK
 
 StorageKind: TypeAlias = Literal["local", "shared"]

@@ -63,7 +63,7 @@ from mmstream.display.text import (
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.media.frames import FrameList
 from mmstream.settings import checked
-from mmstream.storage.urls import local_path
+from mmstream.storage.store import local_path
 from mmstream.types import IGNORED_LABEL
 
 MAX_TILES = 16

@@ -1,6 +1,6 @@
 """Bytes in and out of a local folder, an object store, or memory. Remote requests are retried.
 
-    store.py     what every store can do; many requests at once; an object as a file
+    store.py     what every store can do; many requests at once; an object as a file; names
     local.py     a folder of this machine, or of NFS, Lustre and the like; new files
     remote.py    a prefix of an object store or web server, through fsspec: clients, requests
     upload.py    a new object in S3: its parts are sent while it is written
@@ -14,7 +14,6 @@
     union.py     several folders that are read as one
     node_cache.py    samples of remote shards on a disk of this machine
     write_lock.py    one writer at a time in a folder or prefix
-    urls.py      names of objects
 
 A store has a root: a folder, or a prefix such as ``s3://bucket/corpus``. Everything else names
 objects relative to it. Stores are plain values. They can be pickled and compared, and they hold no
@@ -36,24 +35,22 @@ from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.retry import patience_limit_s
 from mmstream.storage.store import (
+    BUCKET_SCHEMES,
     Access,
     NotAFileError,
     ObjectStat,
     ReplacedError,
     RequestError,
     Store,
-    require_known,
-)
-from mmstream.storage.union import SCHEME, UnionStore, refuse_union
-from mmstream.storage.urls import (
-    BUCKET_SCHEMES,
     is_remote,
     join_url,
     local_path,
+    require_known,
     require_no_secret,
     require_two_slashes,
     split_url,
 )
+from mmstream.storage.union import SCHEME, UnionStore, refuse_union
 
 __all__ = [
     "Access",

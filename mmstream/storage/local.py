@@ -30,10 +30,11 @@ from mmstream.storage.store import (
     CommonCalls,
     NotAFileError,
     ObjectStat,
+    Range,
+    join_url,
     require_known,
     require_size,
 )
-from mmstream.storage.urls import Range, join_url
 
 # -- a new file: a temporary name, then renamed ----------------------------------------------------
 #

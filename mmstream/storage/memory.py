@@ -15,8 +15,14 @@ from datetime import datetime
 from typing import Any, BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.store import Access, CommonCalls, ObjectStat, require_known, require_size
-from mmstream.storage.urls import Range
+from mmstream.storage.store import (
+    Access,
+    CommonCalls,
+    ObjectStat,
+    Range,
+    require_known,
+    require_size,
+)
 
 _write_if = threading.Lock()
 """Held between the look at an object and its replacement."""

@@ -39,8 +39,8 @@ from crc32c import crc32c
 
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage.local import file_system_of, is_shared, mounts
+from mmstream.storage.store import local_path
 from mmstream.storage.transfers import SharedCounts
-from mmstream.storage.urls import local_path
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)

@@ -34,9 +34,8 @@ from mmstream.storage.responses import (
 )
 from mmstream.storage.retry import CREDENTIALS_HINT, health_of, sent_once
 from mmstream.storage.s3_endpoint import S3Endpoint, Signer, s3_endpoint
-from mmstream.storage.store import ObjectStat, RequestError, Store
+from mmstream.storage.store import ObjectStat, RequestError, Store, join_url, key_of
 from mmstream.storage.union import UnionStore
-from mmstream.storage.urls import join_url, key_of
 
 logger = logging.getLogger(__name__)
 

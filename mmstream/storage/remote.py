@@ -48,6 +48,7 @@ from mmstream.storage.store import (
     Access,
     CommonCalls,
     ObjectStat,
+    Range,
     ReplacedError,
     RequestError,
     map_requests,
@@ -55,7 +56,6 @@ from mmstream.storage.store import (
     require_size,
 )
 from mmstream.storage.upload import remove_uploads, send_with, upload
-from mmstream.storage.urls import Range
 
 T = TypeVar("T")
 

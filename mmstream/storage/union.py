@@ -11,8 +11,15 @@ from functools import cached_property
 from typing import NoReturn
 
 from mmstream.errors import ConfigError
-from mmstream.storage.store import Access, CommonCalls, ObjectStat, Store, map_requests
-from mmstream.storage.urls import Range, join_url
+from mmstream.storage.store import (
+    Access,
+    CommonCalls,
+    ObjectStat,
+    Range,
+    Store,
+    join_url,
+    map_requests,
+)
 
 SCHEME = "union"
 

@@ -35,8 +35,7 @@ from crc32c import crc32c
 from mmstream.errors import StorageError, escaped
 from mmstream.storage.responses import refusal_of
 from mmstream.storage.retry import retry
-from mmstream.storage.store import RequestError
-from mmstream.storage.urls import join_url, key_of
+from mmstream.storage.store import RequestError, join_url, key_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from mmstream.settings import (
     checked,
 )
 from mmstream.storage import is_remote
-from mmstream.storage.urls import local_path
+from mmstream.storage.store import local_path
 
 Logger: TypeAlias = Literal["tensorboard", "wandb", "prometheus"]
 """Where metrics go beside the files of metrics."""

@@ -57,8 +57,7 @@ from mmstream.errors import ShardError, StorageError, escaped
 from mmstream.settings import refuse_broken
 from mmstream.storage import NotAFileError, Store, is_remote, open_file, open_store
 from mmstream.storage.local import read_exactly
-from mmstream.storage.store import TooLargeError
-from mmstream.storage.urls import file_path, require_no_secret
+from mmstream.storage.store import TooLargeError, file_path, require_no_secret
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.tar.samples import iter_members, links_of
 

@@ -60,8 +60,7 @@ from mmstream.converting.rows.tables import require_different
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.media.fields import MAX_JSON_DEPTH
 from mmstream.storage import ObjectStat, Store, open_store, split_url
-from mmstream.storage.store import ObjectFile
-from mmstream.storage.urls import local_path
+from mmstream.storage.store import ObjectFile, local_path
 from mmstream.types import IntArray
 
 _FILE_MAGIC = b"ARROW1"

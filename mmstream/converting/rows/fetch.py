@@ -40,8 +40,7 @@ from mmstream.dataset.index import index_name
 from mmstream.dataset.open import expand_braces, open_dataset
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage import is_remote, open_file, open_store, split_url
-from mmstream.storage.store import ObjectFile
-from mmstream.storage.urls import local_path, require_no_secret
+from mmstream.storage.store import ObjectFile, local_path, require_no_secret
 from mmstream.tar.header import BLOCK
 
 logger = logging.getLogger(__name__)

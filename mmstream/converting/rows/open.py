@@ -101,7 +101,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
 from mmstream.settings import refuse_broken
 from mmstream.storage import is_remote, open_store, split_url
-from mmstream.storage.urls import local_path
+from mmstream.storage.store import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -74,7 +74,7 @@ from mmstream.errors import ConfigError, escaped
 from mmstream.media.fields import decode_json, is_json, json_object
 from mmstream.media.types import BY_EXTENSION
 from mmstream.storage import is_remote
-from mmstream.storage.urls import local_path
+from mmstream.storage.store import local_path
 
 logger = logging.getLogger(__name__)
 
