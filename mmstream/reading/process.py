@@ -28,11 +28,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
-from mmstream.errors import MMStreamError, SampleError, ShardError
+from mmstream.errors import MMStreamError
 from mmstream.order import AnyOrder
 from mmstream.processes.machine import num_local_ranks, words_of_exit
 from mmstream.processes.workers import (
@@ -40,10 +37,9 @@ from mmstream.processes.workers import (
     marked_as_main_process,
     safe_environment,
 )
-from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.plan import needs_single_samples
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
-from mmstream.reading.step import PackedRows
+from mmstream.reading.rank_reader import StepSamples
 from mmstream.storage import ObjectStat
 from mmstream.storage.node_cache import open_cache_dir
 from mmstream.storage.transfers import TransferCounts
@@ -100,25 +96,15 @@ class StepResponse(NamedTuple):
 
 @dataclass(frozen=True)
 class StepHeader:
-    """What goes with the bytes of a step. Arrays have one entry per sample, row by row."""
+    """What goes with the bytes of a step."""
 
-    shard: IntArray
-    index: IntArray
-    valid: npt.NDArray[np.bool_]
-    """Of each row."""
+    samples: StepSamples
+    """All of them but their bytes."""
     starts: IntArray
-    """Sample i is bytes [starts[i], stops[i]) of the memory of the reader process."""
-    stops: IntArray
-    """The same as `starts` where there is an error."""
-    errors: dict[int, ShardError | SampleError]
-    """By seat."""
-    large: dict[int, LargeSample]
-    """By seat: the samples of which the first bytes are there only."""
+    """First byte of each sample in the memory of the reader process, which has `sizes` of it."""
     counts: TransferCounts
     num_wrong_reads: int
-    packed: PackedRows | None = None
-    """How samples make rows, where rows are packs. None: seats are rows."""
-    read_shards: Sequence[tuple[int, ObjectStat]] = ()
+    read_shards: Sequence[tuple[int, ObjectStat]]
     """Shards that were read since the step before, as they were then. Whoever asked may read more
     of them, and must not get another version."""
 

@@ -253,19 +253,20 @@ class StepReader:
         """
         header, data = self._connection.ask(StepRequest(job.iteration, job.epoch, job.step))
         if self._asks_ahead:
-            self._ask_ahead(job, int((header.stops - header.starts).sum()))
+            self._ask_ahead(job, int(header.samples.sizes.sum()))
         for shard, stat in header.read_shards:
             location = self._source.locate(shard)
             location.dataset.shards.expect(location.shard, stat)
-        samples = self._samples(header, data)
+        samples = header.samples
+        outcomes = self._outcomes(header, data)
         self._fetcher.counts.add(num_wrong_reads=header.num_wrong_reads)
         return raw_step(
             job,
             rows_of_job(self._order, job)[0],
-            list(zip(header.shard.tolist(), header.index.tolist(), strict=True)),
-            samples,
-            header.valid.tolist(),
-            header.packed,
+            list(zip(samples.shard.tolist(), samples.index.tolist(), strict=True)),
+            outcomes,
+            samples.valid.tolist(),
+            samples.packed,
             self._fetcher,
             header.counts,
         )
@@ -280,28 +281,27 @@ class StepReader:
             later = later_job(job, turns, self._order.steps_per_epoch)
             self._connection.ask_ahead(StepRequest(later.iteration, later.epoch, later.step))
 
-    def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
+    def _outcomes(self, header: StepHeader, data: memoryview) -> list[Outcome]:
         """Make samples of the bytes of a step. They have been compared."""
-        num_seats = header.shard.size
+        samples, starts = header.samples, header.starts
+        num_seats, stops = samples.shard.size, starts + samples.sizes
         held = HeldSamples(self._fetcher, num_seats)
-        held.large.update(header.large)
-        for seat, error in header.errors.items():
+        held.large.update(samples.large)
+        for seat, error in samples.errors.items():
             held.put_error(np.array([seat]), error)
-        starts, stops = header.starts, header.stops
         if self._keeps_views:
             bounds = zip(starts.tolist(), stops.tolist(), strict=True)
             data = memoryview(b"".join([data[start:stop] for start, stop in bounds]))
-            sizes = stops - starts
-            stops = np.cumsum(sizes)
-            starts = stops - sizes
-        seats = np.setdiff1d(np.arange(num_seats), list(header.errors))
-        samples = SampleTable(
-            header.shard[seats],
-            header.index[seats],
+            stops = np.cumsum(samples.sizes)
+            starts = stops - samples.sizes
+        seats = np.setdiff1d(np.arange(num_seats), list(samples.errors))
+        table = SampleTable(
+            samples.shard[seats],
+            samples.index[seats],
             starts[seats],
             stops[seats],
             seats,
             np.full(seats.size, NO_CHECKSUM, dtype=np.int64),
         )
-        held.put(samples, [data], np.zeros(1, dtype=np.int64), np.zeros_like(seats))
+        held.put(table, [data], np.zeros(1, dtype=np.int64), np.zeros_like(seats))
         return held.take_all(0, num_seats)

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import addressof, c_char
+from dataclasses import replace
 from itertools import cycle
 from multiprocessing.connection import Connection
 
@@ -312,22 +313,15 @@ class Server:
 
     def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
         """Say where the samples of a step are."""
-        positions = [self._memory.position(view) if view else 0 for view in samples.data]
-        starts = np.array(positions, np.int64)
+        starts = [self._memory.position(view) if view else 0 for view in samples.data]
         counts, num_wrong = self._reader.pop_counts()
         read_shards = self._reader.read_shards[client.num_told :]
         client.num_told += len(read_shards)
         return StepHeader(
-            samples.shard,
-            samples.index,
-            samples.valid,
-            starts,
-            starts + samples.sizes,
-            samples.errors,
-            samples.large,
+            replace(samples, data=[]),
+            np.array(starts, np.int64),
             counts,
             num_wrong,
-            samples.packed,
             read_shards,
         )
 
