@@ -277,27 +277,14 @@ def _order_of(
     return order
 
 
-def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the (epoch, step) at which a run with this order goes on.
+def _misfit(order: AnyOrder, saved: SavedOrder) -> str | None:
+    """Return why a state does not fit an order, and what to do. None: it fits.
 
     At step 0 everything but dataset and seed may have changed, because each epoch is still in one
     order. In a mixture, sources already in use stay fixed even at step 0 (see
-    ``order/mixture/recipe.py``).
-
-    Sizes and checksums of the shards are compared where both sides know them.
-
-    Raises:
-        StateError: malformed, damaged, of another version, or of another order. Names what differs,
-            with the saved and the present value.
+    ``order/mixture/recipe.py``). Sizes and checksums of the shards are compared where both sides
+    know them.
     """
-    saved = read_state(state)
-    if (misfit := _misfit(order, saved)) is not None:
-        raise StateError(misfit)
-    return saved.epoch, saved.step
-
-
-def _misfit(order: AnyOrder, saved: SavedOrder) -> str | None:
-    """Return why a state does not fit an order, and what to do. None: it fits."""
     present = SavedOrder.parse(order.identity(), saved.epoch, saved.step)
     if (other_kind := _other_kind(saved, present)) is not None:
         return other_kind

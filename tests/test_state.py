@@ -14,11 +14,11 @@ from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.packing.order import PackOrder
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
-from mmstream.state import load_state, order_of_state, resume
 from mmstream.state import make_state as make_sealed_state
+from mmstream.state import order_of_state, resume
 from tests.helpers.memory import allocations_below
 from tests.helpers.orders import COUNTS, mixture_order, recipe
-from tests.helpers.states import edited
+from tests.helpers.states import edited, load_state
 
 
 def make_state(*position):

@@ -169,15 +169,6 @@ STATES = {
 }
 """Process states of ``/proc/PID/stat``, in words."""
 
-OUT_OF_MEMORY = (
-    "SIGKILL without your doing mostly means that memory ran out: fewer workers, a smaller window "
-    "or a smaller prefetch_factor need less"
-)
-CRASHED = (
-    "compiled code crashed, mostly on that sample: a decoder's, or that of a library that a "
-    "transform uses"
-)
-ENDED_ITSELF = "a transform, a library or a signal to the whole job has ended the process"
 NO_START = (
     "workers ended before their first batch; their own messages are printed above. For a missing "
     "import, or an error about this script itself: put what the script runs under "
@@ -396,8 +387,16 @@ def _shards(pipeline: Pipeline, work: Work, job: Job) -> str:
 
 def _advice(exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
-        return OUT_OF_MEMORY
-    return ENDED_ITSELF if exit_code >= 0 else CRASHED
+        return (
+            "SIGKILL without your doing mostly means that memory ran out: fewer workers, a smaller "
+            "window or a smaller prefetch_factor need less"
+        )
+    if exit_code < 0:
+        return (
+            "compiled code crashed, mostly on that sample: a decoder's, or that of a library that "
+            "a transform uses"
+        )
+    return "a transform, a library or a signal to the whole job has ended the process"
 
 
 def in_one_line(error: MMStreamError) -> MMStreamError:

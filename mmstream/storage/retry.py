@@ -78,15 +78,19 @@ CREDENTIALS_HINT = (
     "AWS_ENDPOINT_URL)"
 )
 
-_GOOGLE_HINT = "check the credentials (GOOGLE_APPLICATION_CREDENTIALS)"
-_AZURE_HINT = (
-    "check the credentials (AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME)"
-)
-_WEB_HINT = "if the host needs a password, put it into ~/.netrc; else the address may have expired"
 _OTHER_HINTS = {
-    **dict.fromkeys(("gs", "gcs"), _GOOGLE_HINT),
-    **dict.fromkeys(("az", "abfs", "abfss"), _AZURE_HINT),
-    **dict.fromkeys(("http", "https"), _WEB_HINT),
+    **dict.fromkeys(
+        ("gs", "gcs"),
+        "check the credentials (GOOGLE_APPLICATION_CREDENTIALS)",
+    ),
+    **dict.fromkeys(
+        ("az", "abfs", "abfss"),
+        "check the credentials (AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME)",
+    ),
+    **dict.fromkeys(
+        ("http", "https"),
+        "if the host needs a password, put it into ~/.netrc; else the address may have expired",
+    ),
     "hf": "check the credentials (HF_TOKEN)",
 }
 """What is said in place of that for other schemes than ``s3://``."""

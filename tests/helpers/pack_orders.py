@@ -13,8 +13,9 @@ import numpy as np
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import UnitSums
 from mmstream.ranks import World, rows_of_rank
-from mmstream.state import load_state, make_state
+from mmstream.state import make_state
 from mmstream.types import IntArray
+from tests.helpers.states import load_state
 
 
 def packs_of_step(

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.state import load_state, make_state
+from mmstream.state import make_state
 from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
+from tests.helpers.states import load_state
 from tests.helpers.topology import Step, run
 
 EPOCHS = 2

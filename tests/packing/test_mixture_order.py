@@ -21,12 +21,13 @@ from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan, unit_shares
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
-from mmstream.state import load_state, make_state
+from mmstream.state import make_state
 from tests.helpers.pack_orders import (
     packs_of_step,
     saved,
     walk,
 )
+from tests.helpers.states import load_state
 
 COUNTS = {"long": [70, 3, 0, 90], "short": [400, 410]}
 """Samples of each shard: of a source of long samples, and of one of short ones."""

@@ -20,7 +20,7 @@ from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
 from mmstream.ranks import World, rows_of_rank
-from mmstream.state import load_state, make_state
+from mmstream.state import make_state
 from mmstream.types import IntArray
 from tests.helpers.pack_orders import (
     by_square,
@@ -30,6 +30,7 @@ from tests.helpers.pack_orders import (
     saved,
     walk,
 )
+from tests.helpers.states import load_state
 
 LIMITS = PackLimits(16)
 
