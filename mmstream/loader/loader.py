@@ -586,17 +586,7 @@ class DeliveredCounts:
 
     def count(self, batch: Batch) -> None:
         """Count a delivered batch, whose bad samples are counted already."""
-        lineage: BatchLineage = batch["__lineage__"]
-        self._count_lengths(lineage)
-        if self._batching is not None:
-            self._count_tokens(batch, self._batching)
-        if self._stats.num_samples >= MIN_SAMPLES:
-            self.warn_of_filters()
-        self._count_text_losses(lineage)
-
-    def _count_lengths(self, lineage: BatchLineage) -> None:
-        """Count samples of packs that have other lengths than were measured."""
-        stats = self._stats
+        stats, lineage = self._stats, batch["__lineage__"]
         is_first = not (stats.num_longer or stats.num_shorter)
         if is_first and (lineage.num_longer or lineage.num_shorter):
             logger.warning(
@@ -607,6 +597,17 @@ class DeliveredCounts:
             )
         stats.num_longer += lineage.num_longer
         stats.num_shorter += lineage.num_shorter
+        if self._batching is not None:
+            self._count_tokens(batch, self._batching)
+        if stats.num_samples >= MIN_SAMPLES:
+            self.warn_of_filters()
+        is_new = (lineage.num_cut_texts and not stats.num_cut_texts) or (
+            lineage.num_dropped_parts and not stats.num_dropped_parts
+        )
+        for example in lineage.text_losses if is_new else ():
+            logger.warning("%s; others are only counted, see loader.stats", example)
+        stats.num_cut_texts += lineage.num_cut_texts
+        stats.num_dropped_parts += lineage.num_dropped_parts
 
     def _count_tokens(self, batch: Batch, batching: Flat) -> None:
         """Count documents and tokens of rows without padding."""
@@ -638,17 +639,6 @@ class DeliveredCounts:
             f"{num_samples:,}",
             f": the others come {repeats:.1f} times in an epoch, on average" * is_repeated,
         )
-
-    def _count_text_losses(self, lineage: BatchLineage) -> None:
-        """Count texts that were cut, and parts of conversations that were dropped."""
-        stats = self._stats
-        is_new = (lineage.num_cut_texts and not stats.num_cut_texts) or (
-            lineage.num_dropped_parts and not stats.num_dropped_parts
-        )
-        stats.num_cut_texts += lineage.num_cut_texts
-        stats.num_dropped_parts += lineage.num_dropped_parts
-        for example in lineage.text_losses if is_new else ():
-            logger.warning("%s; others are only counted, see loader.stats", example)
 
 
 # -- rows of packs dealt to the ranks by their cost: among which ranks -----------------------------

@@ -55,7 +55,7 @@ from mmstream.storage.store import (
     require_known,
     require_size,
 )
-from mmstream.storage.upload import remove_uploads, send_with, upload
+from mmstream.storage.upload import pages_of, remove_uploads, send_with, upload
 
 T = TypeVar("T")
 
@@ -490,10 +490,9 @@ def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
     s3fs takes each page as it comes: one without sizes, or without the next one, is an error there.
     """
     bucket, prefix, _ = client.split_path(f"{url}/")
+    request = partial(_request, client, url, "list_objects_v2", Prefix=prefix, Delimiter="/")
     entries: list[Mapping[str, Any]] = []
-    token: dict[str, str] = {}
-    while True:
-        page = _request(client, url, "list_objects_v2", Prefix=prefix, Delimiter="/", **token)
+    for page in pages_of(request, {"ContinuationToken": "NextContinuationToken"}):
         entries += [
             {"type": "file", "name": f"{bucket}/{item['Key']}", "size": item.get("Size"), **item}
             for item in page.get("Contents", ())
@@ -504,12 +503,7 @@ def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
             for item in page.get("CommonPrefixes", ())
             if "Prefix" in item
         ]
-        if not page.get("IsTruncated"):
-            return entries
-        following = {"ContinuationToken": page.get("NextContinuationToken", "")}
-        if following == token or not all(following.values()):
-            raise RequestError("a page of the list says that more follow, and not where")
-        token = following
+    return entries
 
 
 async def _read_body(

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from crc32c import crc32c
@@ -140,7 +141,10 @@ def remove_uploads(url: str, send: Callable[..., dict[str, Any]], names: str) ->
     """
     prefix = key_of(join_url(url, "name")).removesuffix("name")
     try:
-        for left in _uploads(partial(send, url), prefix):
+        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        request = partial(send, url, "list_multipart_uploads", Prefix=prefix)
+        pages = pages_of(request, markers)
+        for left in chain.from_iterable(page.get("Uploads", ()) for page in pages):
             name = left["Key"].removeprefix(prefix)
             if re.fullmatch(names, name):
                 send(join_url(url, name), "abort_multipart_upload", UploadId=left["UploadId"])
@@ -149,20 +153,26 @@ def remove_uploads(url: str, send: Callable[..., dict[str, Any]], names: str) ->
         logger.info("%s: uploads that did not end may stay: %s", escaped(url), escaped(error))
 
 
-def _uploads(request: Request, prefix: str) -> list[dict[str, Any]]:
-    """Return the uploads that have not ended of objects whose keys begin with a prefix."""
-    uploads: list[dict[str, Any]] = []
-    markers: dict[str, str] = {}
+def pages_of(request: Request, markers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the pages of a list in S3.
+
+    Args:
+        request: Asks for one page.
+        markers: Parameters that say where a page begins, and what the page before calls them.
+
+    Raises:
+        RequestError: A page says that more follow, and not where.
+    """
+    begin: dict[str, str] = {}
     while True:
-        response = request("list_multipart_uploads", Prefix=prefix, **markers)
-        uploads += response.get("Uploads", ())
-        following = {
-            "KeyMarker": response.get("NextKeyMarker", ""),
-            "UploadIdMarker": response.get("NextUploadIdMarker", ""),
-        }
-        if not response.get("IsTruncated") or following == markers:
-            return uploads
-        markers = following
+        page = request(**begin)
+        yield page
+        if not page.get("IsTruncated"):
+            return
+        following = {name: page.get(key, "") for name, key in markers.items()}
+        if following == begin or not any(following.values()):
+            raise RequestError("a page of the list says that more follow, and not where")
+        begin = following
 
 
 class Upload:
