@@ -54,7 +54,7 @@ from mmstream.order.saved import SavedOrder
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
 from mmstream.ranks import World, resolve_world, rows_of_rank
-from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
+from mmstream.reading.fetcher import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.process import StepConnection, needs_reader_process
 from mmstream.reading.reader import Reader, StepReader
 from mmstream.reading.step import Job, RawStep

@@ -2,9 +2,8 @@
 
 step.py     what is asked for (`Job`), the rows of packs, and the record of a step to the logs
 reader.py   steps of this process: of local files, or from the reader process
-fetcher.py  (shard, index) pairs -> byte ranges -> samples, which are held until they are taken;
-            single ones for second reads
-large_samples.py  samples with large files: their first bytes, and the rest when it is decoded
+fetcher.py  (shard, index) pairs -> byte ranges -> samples, which are held until they are taken, of
+            large files only what is asked for; single ones for second reads
 
 Remote storage is read by a process of its own, one for each rank:
 

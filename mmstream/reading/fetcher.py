@@ -10,7 +10,7 @@ columns, one entry per sample or range, and little is done for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,23 +19,156 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.dataset.dataset import taken_down
-from mmstream.dataset.index import wrong_samples
+from mmstream.dataset.index import sample_checksum, wrong_samples
+from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.keys import shard_stamp
-from mmstream.dataset.shards import MAX_SAMPLE_READS
+from mmstream.dataset.shards import MAX_SAMPLE_READS, ShardReader
 from mmstream.dataset.source import ShardSource, datasets_of, numbered_datasets, read_ranges
 from mmstream.errors import ChecksumError, SampleError, ShardError, where
 from mmstream.order import AnyOrder, Unit
-from mmstream.reading.large_samples import (
-    NO_CHECKSUM,
-    LargeFiles,
-    LargeSample,
-    LargeSamples,
-    first_bytes,
-)
 from mmstream.reading.step import Outcome
 from mmstream.storage import NotAFileError, ReplacedError
 from mmstream.storage.transfers import SharedCounts
-from mmstream.types import IntArray, SampleRef
+from mmstream.tar.header import BLOCK
+from mmstream.tar.lazy_bytes import LazyBytes
+from mmstream.tar.samples import LINK, file_of, iter_members
+from mmstream.types import IntArray, Sample, SampleRef
+
+# -- samples with large files ----------------------------------------------------------------------
+#
+# A decoder may need little of a large file: eight frames of a long video lie in eight short ranges
+# of it. So a sample of 8 MiB or more is not read whole, where its pipeline has such a decoder. All
+# readers read its first bytes only, as if they were the sample. They hold the header of its first
+# file, and often the whole of its small files and the header of a video.
+#
+# They become a sample in the process that decodes it. The headers of the other files are read by
+# short ranges, and small files are read whole. The value of a large file is a `LazyBytes`.
+#
+# Checksums are of whole samples. So a sample of which a file is read by ranges is compared with
+# none. What protects it: the checksums of its tar headers, the size and version of its shard in
+# each answer, and that its files must end where the index says. A sample that turns out to have no
+# file for such a decoder is read whole, and compared.
+
+NO_CHECKSUM = -1
+
+FIRST_BYTES = 64 << 10
+"""What is read of a large sample with its step. The header of a video of a minute has less."""
+
+PIECE_BYTES = 8 << 20
+"""What is read at a time where a whole sample is summed up."""
+
+HUGE_SAMPLE_BYTES = 256 << 20
+"""Samples of this size are left to the process that decodes them, also where they are read whole.
+Else the reader process would hold them, and share them in a block, and copy them to a worker."""
+
+
+@dataclass(frozen=True)
+class LargeFiles:
+    """Which files of samples are read by ranges."""
+
+    least_bytes: int
+    """Smaller ones are read whole, and so are smaller samples."""
+    is_ranged: Callable[[str], bool]
+    """Tells whether the decoder of a field reads by ranges."""
+
+
+class LargeSample(NamedTuple):
+    """Where a sample lies of which the first bytes are read."""
+
+    start: int
+    """It is bytes [start, stop) of its shard."""
+    stop: int
+    checksum: int
+    """CRC-32C of all its bytes, or `NO_CHECKSUM`."""
+
+
+def first_bytes(
+    bounds: SampleBounds, least_bytes: int | None
+) -> tuple[IntArray, IntArray, IntArray, dict[int, LargeSample]]:
+    """Return what is read of samples with their step, and which of them are large.
+
+    Args:
+        bounds: Where the samples lie.
+        least_bytes: Bytes of a large sample. None: none is large.
+
+    Returns:
+        Their starts, stops and checksums: of large samples the first bytes, without a checksum. And
+        the large samples, by their number among all.
+    """
+    start, stop, checksum = bounds
+    if checksum is None:
+        checksum = np.full(start.size, NO_CHECKSUM, dtype=np.int64)
+    if least_bytes is None:
+        return start, stop, checksum, {}
+    least_bytes = max(least_bytes, 2 * BLOCK)
+    is_large = stop - start >= least_bytes
+    large = {
+        number: LargeSample(int(start[number]), int(stop[number]), int(checksum[number]))
+        for number in np.flatnonzero(is_large).tolist()
+    }
+    if large:
+        num_first = min(FIRST_BYTES, least_bytes // BLOCK * BLOCK)
+        stop = np.where(is_large, start + num_first, stop)
+        checksum = np.where(is_large, NO_CHECKSUM, checksum)
+    return start, stop, checksum, large
+
+
+class _InOrder:
+    """Reads files of a sample one after the other, and sums up what was read.
+
+    Attributes:
+        is_whole: no file was passed over.
+        checksum: CRC-32C of all bytes so far, if `is_whole`.
+    """
+
+    def __init__(self, sample: LazyBytes) -> None:
+        self._sample = sample
+        self._position = 0
+        self.is_whole, self.checksum = True, 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop). Those since the call before are read, too."""
+        data = self._sample.read(start, stop)
+        if self.is_whole:
+            between = self._sample.read(self._position, start)
+            self.checksum = sample_checksum(data, sample_checksum(between, self.checksum))
+        self._position = stop
+        return data
+
+    def pass_over(self, start: int, stop: int) -> LazyBytes:
+        """Return bytes [start, stop), which are not read."""
+        self.is_whole = False
+        return self._sample.within(start, stop)
+
+
+def _files_of(whole: LazyBytes, checksum: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the files of a sample, as `sample_of` takes them.
+
+    Raises:
+        ShardError: A header is damaged, or a block of zeros has come in place of one. At the end of
+            a sample zeros are right where tars were joined: then all of it is read and summed up.
+    """
+    end = 0
+    for member in iter_members(whole.read, len(whole)):
+        if member.offset != end:
+            raise ShardError(f"a block of zeros at byte {end} of {len(whole)}")
+        if (file := file_of(member)) is not None:
+            yield file
+        end = member.end
+    if end < len(whole) and (checksum == NO_CHECKSUM or _checksum_of(whole) != checksum):
+        raise ShardError(
+            f"a block of zeros at byte {end} of {len(whole)}: damage, or the end of a joined tar; "
+            "`mmstream index --checksums` lets readers tell the two apart"
+        )
+
+
+def _checksum_of(whole: LazyBytes) -> int:
+    checksum = 0
+    for start in range(0, len(whole), PIECE_BYTES):
+        piece = whole.read(start, min(len(whole), start + PIECE_BYTES))
+        checksum = sample_checksum(piece, checksum)
+    return checksum
+
 
 # -- samples that were read together, held until they are taken ------------------------------------
 #
@@ -119,21 +252,10 @@ class HeldSamples:
     """
 
     def __init__(self, fetcher: Fetcher, num_samples: int, *, past_caches: bool = False) -> None:
-        self._source, self._is_viewed = fetcher.source, fetcher.is_viewed
-        self._counts = fetcher.counts
-        files = fetcher.large_files
-        self._large_samples = (
-            None
-            if files is None
-            else LargeSamples(self._source, files, self._counts, past_caches=past_caches)
-        )
+        self._fetcher, self._past_caches = fetcher, past_caches
         self.large: dict[int, LargeSample] = {}
         self.num_bytes = 0
         self._held: list[_HeldSample | ShardError | SampleError | None] = [None] * num_samples
-
-    def __len__(self) -> int:
-        """Samples that were not taken yet."""
-        return sum(held is not None for held in self._held)
 
     def put_error(self, positions: IntArray, error: ShardError | SampleError) -> None:
         """Hold why samples cannot be had."""
@@ -169,11 +291,11 @@ class HeldSamples:
             of_data = samples.range(first, end)
             start, stop = of_data.start - data_starts[number], of_data.stop - data_starts[number]
             for wrong in wrong_samples(data[number], start, stop, of_data.checksum):
-                location = self._source.locate(of_data.shard)
+                location = self._fetcher.source.locate(of_data.shard)
                 self._held[of_data.position[wrong]] = location.dataset.shards.checksum_error(
                     location.shard, int(of_data.index[wrong])
                 )
-                self._counts.add(num_wrong_reads=1)
+                self._fetcher.counts.add(num_wrong_reads=1)
 
     def take_all(self, first: int, end: int) -> list[Outcome]:
         """Return the samples at positions [first, end)."""
@@ -189,17 +311,71 @@ class HeldSamples:
         assert held is not None, "each sample can be taken once"
         if not isinstance(held, _HeldSample):
             return held
-        if position in self.large:
-            assert self._large_samples is not None, "only it makes samples large"
-            large = self.large[position]
-            return self._large_samples.sample(held.shard, held.index, large, bytes(held.data))
-        source, dataset, shard = self._source.locate(held.shard)
+        source, dataset, shard = self._fetcher.source.locate(held.shard)
         try:
-            sample = dataset.shards.parse(held.data, shard, held.index, is_viewed=self._is_viewed)
-        except SampleError as error:
+            if position in self.large:
+                sample = self._assemble(held, self.large[position], dataset.shards, shard)
+            else:
+                is_viewed = self._fetcher.is_viewed
+                sample = dataset.shards.parse(held.data, shard, held.index, is_viewed=is_viewed)
+        except (SampleError, ShardError) as error:
             return error
         if source:
             sample["__source__"] = source
+        return sample
+
+    def _assemble(
+        self, held: _HeldSample, large: LargeSample, shards: ShardReader, shard: int
+    ) -> Sample:
+        """Return a sample of its first bytes, in any thread.
+
+        Args:
+            held: its first bytes.
+            large: where it lies.
+            shards: those of its dataset.
+            shard: number of its shard there.
+
+        Raises:
+            SampleError, ShardError: there is none.
+            StorageError: storage failed after retries.
+        """
+        files, counts = self._fetcher.large_files, self._fetcher.counts
+        assert files is not None, "else no sample is large"
+        errors: list[ShardError] = []
+
+        def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+            absolute = [(large.start + start, large.start + stop) for start, stop in ranges]
+            if self._past_caches:
+                shards.drop_cache(shard, absolute)
+            num_bytes = sum(stop - start for start, stop in ranges)
+            counts.add(num_bytes=num_bytes, num_requests=len(ranges))
+            try:
+                return shards.read_unchecked(shard, absolute)
+            except ShardError as error:
+                errors.append(error)
+                raise
+
+        whole = LazyBytes(large.stop - large.start, read_ranges, bytes(held.data))
+        read = _InOrder(whole)
+
+        def value_of(field: str, start: int, size: int) -> bytes | LazyBytes:
+            if size == LINK:
+                return shards.linked(shard, held.index, field, start)
+            is_ranged = size >= files.least_bytes and files.is_ranged(field)
+            return (read.pass_over if is_ranged else read.read)(start, start + size)
+
+        try:
+            files_of_sample = _files_of(whole, large.checksum)
+            sample = shards.assemble(files_of_sample, value_of, shard, held.index)
+            if read.is_whole and large.checksum != NO_CHECKSUM:
+                read.read(len(whole), len(whole))
+                if read.checksum != large.checksum:
+                    counts.add(num_wrong_reads=1)
+                    raise shards.checksum_error(shard, held.index)
+        except (SampleError, ShardError):
+            if errors:  # the error of the read says more than what was made of it
+                raise errors[-1] from errors[-1].__cause__
+            raise
         return sample
 
 

@@ -32,8 +32,7 @@ from mmstream.order.lanes import request_factor
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import MixturePlan
 from mmstream.processes.machine import memory_bytes, num_local_ranks
-from mmstream.reading.fetcher import SampleRange, starts_of_ranges
-from mmstream.reading.large_samples import LargeSample, first_bytes
+from mmstream.reading.fetcher import LargeSample, SampleRange, first_bytes, starts_of_ranges
 from mmstream.reading.step import PackedRows
 from mmstream.storage import Access
 from mmstream.types import IntArray

@@ -25,8 +25,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
-from mmstream.reading.fetcher import SampleRange
-from mmstream.reading.large_samples import NO_CHECKSUM
+from mmstream.reading.fetcher import NO_CHECKSUM, SampleRange
 from mmstream.storage.node_cache import CachedSamples, CacheFile, CacheLocation, NodeCache
 from mmstream.types import IntArray
 

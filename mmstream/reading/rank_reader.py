@@ -29,8 +29,7 @@ from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource, load_indexes
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
-from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD, SampleRange
-from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
+from mmstream.reading.fetcher import NO_CHECKSUM, OF_THE_WHOLE_SHARD, LargeSample, SampleRange
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
 from mmstream.reading.range_cache import RangeCache
 from mmstream.reading.step import PackedRows, seats_of

@@ -14,8 +14,14 @@ import numpy as np
 
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
-from mmstream.reading.fetcher import Fetcher, HeldSamples, SampleLookup, SampleTable
-from mmstream.reading.large_samples import NO_CHECKSUM, LargeFiles
+from mmstream.reading.fetcher import (
+    NO_CHECKSUM,
+    Fetcher,
+    HeldSamples,
+    LargeFiles,
+    SampleLookup,
+    SampleTable,
+)
 from mmstream.reading.process import MAX_AHEAD, StepConnection, StepHeader, StepRequest
 from mmstream.reading.step import (
     BatchLineage,

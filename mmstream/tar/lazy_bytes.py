@@ -1,7 +1,7 @@
 """The value of a field that is read by ranges, where a decoder needs a small part of a large file.
 
 Readers make such values, decoders read them. The bytes are in a shard, in a folder or
-in an object store. `reading.large_samples` says how they come from there.
+in an object store. `reading.fetcher` says how they come from there.
 
 How much is read:
 

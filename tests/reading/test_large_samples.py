@@ -18,8 +18,7 @@ import mmstream as mm
 import mmstream.pipeline as pipeline_module
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading.fetcher import Fetcher
-from mmstream.reading.large_samples import FIRST_BYTES, LargeFiles
+from mmstream.reading.fetcher import FIRST_BYTES, Fetcher, LargeFiles
 from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.step import Job
 from mmstream.tar.lazy_bytes import MIN_FETCH_BYTES, LazyBytes
