@@ -157,7 +157,7 @@ class BatchMakers:
             preload_server(pipeline)
         # A node cache depends on the number of ranks, which `batches` is told.
         if pipeline.cache_dir is None and needs_reader_process(pipeline.dataset):
-            self._start_reader(pipeline, None)
+            self._start_reader(pipeline)
 
     def batches(self, pipeline: Pipeline, first: Job, stop: int, world: World) -> Iterator[Batch]:
         """Yield the batches from the first job to the step before `stop`.
@@ -177,7 +177,7 @@ class BatchMakers:
         if self._reader_pipeline is not pipeline or is_outdated:
             self.close()
         if self.reader is None and needs_reader_process(pipeline.dataset):
-            self._start_reader(pipeline, world)
+            self._start_reader(pipeline, world.world_size)
         self._reader_pipeline = pipeline
         due = self._due_job
         goes_on = due is not None and first._replace(iteration=due.iteration) == due
@@ -211,19 +211,18 @@ class BatchMakers:
             self._pid = os.getpid()
             self.reader = self.workers = self._runner = self._due_job = None
 
-    def _start_reader(self, pipeline: Pipeline, world: World | None) -> None:
+    def _start_reader(self, pipeline: Pipeline, world_size: int = 1) -> None:
         """Start the reader process of a pipeline; does not wait for it.
 
         Args:
             pipeline: what the ranks run.
-            world: this rank. It must be known where there is a node cache.
+            world_size: number of ranks. It must be known where there is a node cache.
         """
         _warn_of_patience()
-        large_files, cache = large_files_of(pipeline), None
-        if pipeline.cache_dir is not None and world is not None:
-            cache = node_cache_settings(
-                pipeline.dataset, pipeline.cache_dir, pipeline.max_cache_bytes, world.world_size
-            )
+        large_files = large_files_of(pipeline)
+        cache = node_cache_settings(
+            pipeline.dataset, pipeline.cache_dir, pipeline.max_cache_bytes, world_size
+        )
         self.reader = ReaderProcess(
             pipeline.dataset,
             pipeline.order,

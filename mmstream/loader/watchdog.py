@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -317,26 +318,20 @@ class WorkerGroup:
         return process.exitcode or 0
 
 
+@dataclass(frozen=True)
 class ThisProcess:
     """A loader without workers, whose watchdog can warn only."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        progress: Progress,
-        label: str,
-        reader: ReaderProcess | None = None,
-    ) -> None:
-        self._pipeline = pipeline
-        self._progress = progress
-        self._label = label
-        self._reader = reader
+    pipeline: Pipeline
+    progress: Progress
+    label: str
+    reader: ReaderProcess | None = None
 
     def describe(self, job: Job) -> str:
         """Say what this process works on."""
-        last = self._progress.last()
-        work = _described(last, self._pipeline, job) + _reader_words(last, self._reader)
-        return f"{self._label}this process (pid {os.getpid()}) has not finished: {work}"
+        last = self.progress.last()
+        work = _described(last, self.pipeline, job) + _reader_words(last, self.reader)
+        return f"{self.label}this process (pid {os.getpid()}) has not finished: {work}"
 
     def have_ended(self) -> bool:
         """Return False: it runs this."""

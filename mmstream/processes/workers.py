@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.metadata import Distribution, EntryPoint, distributions
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
@@ -143,25 +143,20 @@ def job_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-@contextmanager
-def marked_as_main_process() -> Iterator[None]:
+def marked_as_main_process() -> AbstractContextManager[None]:
     """Tell the processes that start meanwhile that they end with this one."""
     if MAIN_PROCESS in os.environ:  # this is a worker itself
-        yield
-        return
+        return nullcontext()
     _, start = process_state(os.getpid())
-    with _environment({MAIN_PROCESS: f"{os.getpid()} {start}"}):
-        yield
+    return _environment({MAIN_PROCESS: f"{os.getpid()} {start}"})
 
 
-@contextmanager
-def without_current_folder() -> Iterator[None]:
+def without_current_folder() -> AbstractContextManager[None]:
     """Let the Python processes that start meanwhile import nothing from the current folder.
 
     The variable has no effect under ``python -E``; ``python -P`` does the same there.
     """
-    with _environment({"PYTHONSAFEPATH": "1"}):
-        yield
+    return _environment({"PYTHONSAFEPATH": "1"})
 
 
 def installed_entry_points(group: str) -> list[EntryPoint]:

@@ -335,11 +335,10 @@ def runs_beside_heads(
 
     A run goes on over heads, which are then read twice, where that is less than half of the run.
     """
-    head_positions = set(samples.position[is_head].tolist())
+    heads = samples.position[is_head]
     runs: list[SampleRange] = []
     for run in merge(samples, max_gap_bytes, max_range_bytes):
-        is_wanted = np.array([number not in head_positions for number in run.position.tolist()])
-        wanted = run.select(is_wanted)
+        wanted = run.select(~np.isin(run.position, heads))
         if not wanted.position.size:
             continue
         num_wanted = int((wanted.stop - wanted.start).sum())

@@ -159,15 +159,13 @@ def is_cached(dataset: Dataset) -> bool:
 def log_what_is_cached(source: ShardSource) -> None:
     """Say which datasets the cache keeps nothing of, and why."""
     for dataset in datasets_of(source):
-        level = logging.WARNING
+        beginning = f"the node cache keeps nothing of {escaped(dataset.store.url)}"
         if not is_behind_network(dataset):
-            level, reason = logging.INFO, "its shards are on this machine"
+            logger.info("%s: its shards are on this machine", beginning)
         elif not dataset.has_checksums:
-            reason = "its samples have no checksums; see `mmstream index --checksums`"
-        else:
-            continue
-        url = escaped(dataset.store.url)
-        logger.log(level, "the node cache keeps nothing of %s: %s", url, reason)
+            logger.warning(
+                "%s: its samples have no checksums; see `mmstream index --checksums`", beginning
+            )
 
 
 def needs_of(source: ShardSource, order: AnyOrder, node_share: float) -> dict[str, int]:

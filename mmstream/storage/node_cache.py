@@ -376,12 +376,6 @@ class CacheQuota:
             free / 1e9,
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the cache takes, as counted."""
-        with self._counts() as counts:
-            return sum(counts.values())
-
     def is_full(self, folder: str) -> bool:
         """Tell whether there was no room for a dataset a moment ago."""
         return time.monotonic() < self._full_until.get(folder, 0.0)
