@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import Distribution, EntryPoint, distributions
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
@@ -143,12 +143,17 @@ def job_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def main_process_mark() -> dict[str, str]:
+    """Return the variable that tells a process that starts which main process it ends with."""
+    if MAIN_PROCESS in os.environ:  # this is a worker itself
+        return {}
+    _, start = process_state(os.getpid())
+    return {MAIN_PROCESS: f"{os.getpid()} {start}"}
+
+
 def marked_as_main_process() -> AbstractContextManager[None]:
     """Tell the processes that start meanwhile that they end with this one."""
-    if MAIN_PROCESS in os.environ:  # this is a worker itself
-        return nullcontext()
-    _, start = process_state(os.getpid())
-    return _environment({MAIN_PROCESS: f"{os.getpid()} {start}"})
+    return _environment(main_process_mark())
 
 
 def without_current_folder() -> AbstractContextManager[None]:

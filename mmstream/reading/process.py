@@ -34,7 +34,7 @@ from mmstream.order import AnyOrder
 from mmstream.processes.machine import num_local_ranks, words_of_exit
 from mmstream.processes.workers import (
     job_signals_blocked,
-    marked_as_main_process,
+    main_process_mark,
     safe_environment,
 )
 from mmstream.reading.plan import needs_single_samples
@@ -285,12 +285,12 @@ class ReaderProcess:
         self.connections = [StepConnection(pair[0]) for pair in pairs]
         files = [theirs.fileno(), *(pair[1].fileno() for pair in pairs)]
         try:
-            with job_signals_blocked(), marked_as_main_process():  # they stay blocked there
+            with job_signals_blocked():  # they stay blocked there
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
                     pass_fds=files,
                     stdin=subprocess.DEVNULL,
-                    env=os.environ | safe_environment(),
+                    env=os.environ | safe_environment() | main_process_mark(),
                 )
         finally:
             theirs.close()
