@@ -239,7 +239,7 @@ def test_a_file_that_is_written_anew_between_word_and_read_is_no_other_shard(dat
 def test_bytes_that_come_along_between_samples_are_not_used(dataset, root, monkeypatch):
     """They were compared with no checksum: storage may send anything there."""
     access = replace(dataset.store.access, max_gap_bytes=20_000)
-    monkeypatch.setattr(RankReader, "_access_of", lambda self, shard: access)
+    monkeypatch.setattr(RankReader, "_access", lambda self, shard: access)
     run(dataset, root, 0)
     for path in cached_files(root):
         with path.open("r+b") as file:
