@@ -170,7 +170,7 @@ def test_the_memory_of_a_batch_is_used_again(dataset):
 
 
 def test_what_python_alone_decodes_has_one_thread_unless_told(dataset, monkeypatch):
-    monkeypatch.setattr("mmstream.loader.settings.default_threads", lambda: 2)
+    monkeypatch.setattr("mmstream.loader.batch_makers.default_threads", lambda: 2)
 
     def threads_of(num_threads=None, **settings):
         before = set(threading.enumerate())  # those of other tests may still be ending

@@ -102,7 +102,7 @@ def test_a_script_without_a_main_guard_is_told_so(corpus, tmp_path):
 
 def test_workers_that_would_stop_the_machine_are_refused_before_one_starts(corpus, monkeypatch):
     for num_cores, most in ((2, 64), (100, 400)):
-        monkeypatch.setattr("mmstream.loader.settings.num_cores", lambda n=num_cores: n)
+        monkeypatch.setattr("mmstream.loader.batch_makers.num_cores", lambda n=num_cores: n)
         mm.Loader(make_pipeline(corpus), num_workers=most).close()
         with pytest.raises(mm.ConfigError, match=f"at most {most} with {num_cores} cores"):
             mm.Loader(make_pipeline(corpus), num_workers=most + 1)
