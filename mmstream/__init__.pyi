@@ -50,7 +50,7 @@ from mmstream.order import Buckets as Buckets
 from mmstream.order import Order as Order
 from mmstream.order import aspect_edges as aspect_edges
 from mmstream.packing.cost import Cost as Cost
-from mmstream.packing.settings import PackLimits as PackLimits
+from mmstream.packing.plan import PackLimits as PackLimits
 from mmstream.pipeline import Pipeline as Pipeline
 from mmstream.ranks import World as World
 from mmstream.tar.lazy_bytes import LazyBytes as LazyBytes

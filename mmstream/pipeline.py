@@ -28,9 +28,8 @@ from mmstream.batching.collate import Collate, collate, plain_tensors
 from mmstream.batching.flat import Flat, Pack, reserved_batch_fields
 from mmstream.batching.kinds import batches_of, check_batching, collator_of, order_of
 from mmstream.batching.processor import ProcessorCollate
-from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.dataset import Dataset, ShardSource
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.source import ShardSource
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
@@ -50,7 +49,7 @@ from mmstream.errors import (
 )
 from mmstream.order import AnyOrder, BucketOrder, Buckets
 from mmstream.order.buckets import Edge
-from mmstream.order.saved import SavedOrder
+from mmstream.order.corpus import SavedOrder
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
 from mmstream.ranks import World, resolve_world, rows_of_rank

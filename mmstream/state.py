@@ -18,13 +18,18 @@ from typing import Any, Literal, TypeAlias
 
 import crc32c
 
-from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.dataset import Dataset, ShardSource
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder, BucketOrder, Order, without_buckets
-from mmstream.order.corpus import CONTENT_KEYS, check_identity, differing_keys
-from mmstream.order.saved import DATASET, SavedOrder, making
+from mmstream.order.corpus import (
+    CONTENT_KEYS,
+    DATASET,
+    SavedOrder,
+    check_identity,
+    differing_keys,
+    making,
+)
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
 
@@ -282,7 +287,7 @@ def _misfit(order: AnyOrder, saved: SavedOrder) -> str | None:
 
     At step 0 everything but dataset and seed may have changed, because each epoch is still in one
     order. In a mixture, sources already in use stay fixed even at step 0 (see
-    ``order/mixture/recipe.py``). Sizes and checksums of the shards are compared where both sides
+    ``order/mixture/order.py``). Sizes and checksums of the shards are compared where both sides
     know them.
     """
     present = SavedOrder.parse(order.identity(), saved.epoch, saved.step)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.audit.training_log import SampleLog
+from mmstream.audit import SampleLog
 from mmstream.state import order_of_state
 from tests.helpers.bad_corpus import patch
 from tests.helpers.corpora import write_checksums, write_corpus

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.packing.order import PackOrder
+from mmstream.packing.plan import PackLimits
 from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
 from mmstream.state import make_state as make_sealed_state
 from mmstream.state import order_of_state, resume
 from tests.helpers.memory import allocations_below

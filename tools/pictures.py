@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from PIL import Image, ImageChops
 
 import mmstream as mm
-from mmstream.audit.check_log import read_history
+from mmstream.audit import read_history
 from mmstream.train.demo import CHECKPOINT_EVERY, KILL_STEP, corpus_rows
 from mmstream.train.tokenizer import byte_tokenizer
 

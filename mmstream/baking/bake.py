@@ -48,9 +48,17 @@ from mmstream.converting.report import remove_leftovers, remove_reports, report_
 from mmstream.converting.rows.records import encodable
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import checksums_name, index_name
-from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.manifest import (
+    INDEX_PART_NAME,
+    MANIFEST_NAME,
+    MARKER_NAME,
+    Manifest,
+    json_lines,
+    read_json,
+)
+from mmstream.dataset.open import require_files
+from mmstream.dataset.shard_indexes import README_NAME, commit
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import (
     MAX_PADDED_LENGTH,

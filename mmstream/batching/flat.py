@@ -28,8 +28,7 @@ from mmstream.decoding.stored import CollateSettings
 from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia
 from mmstream.packing.cost import Cost
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PackLimits, PackPlan
 from mmstream.settings import NonNegativeInt, PositiveInt, checked
 from mmstream.types import IGNORED_LABEL, Batch, IntArray, Sample
 

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 from mmstream.batching.collate import Collate, Collator, collate, make_batch
 from mmstream.batching.flat import Flat, Pack, make_flat_batch
 from mmstream.batching.lengths import find_plan, packs_of_mixture
-from mmstream.dataset.buckets import bucket_order
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.select import bucket_order
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.rows import Transform

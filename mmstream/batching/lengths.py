@@ -45,7 +45,6 @@ from mmstream.decoding.text.decoder import DecodedText, TextDecoder, own_core
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError, SkipSample, where
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.order.permute import stream_key
-from mmstream.packing.measure_file import COLUMNS, SELECTION, settings_digest
 from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import (
     FORMAT_VERSION,
@@ -53,17 +52,18 @@ from mmstream.packing.plan import (
     OVER_A_LIMIT,
     PLAN_NAME,
     PLAN_PREFIX,
+    SELECTION,
     TOO_LONG,
     UNUSABLE,
     MixturePlan,
+    PackLimits,
     PackPlan,
     UnitSums,
     open_plan,
     plan_folder,
     require_plan_of,
 )
-from mmstream.packing.plan_report import left_out_of
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.planner import COLUMNS, left_out_of, settings_digest
 from mmstream.progress import Progress
 from mmstream.ranks import resolve_world
 from mmstream.reading.fetcher import FixedDraws

@@ -23,10 +23,10 @@ from mmstream.cli.shared import (
     shows_infos_of,
 )
 from mmstream.dataset import bad_list
+from mmstream.dataset.bad_list import erased_keys, take_down
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset
-from mmstream.dataset.removed import erased_keys, take_down
 from mmstream.dataset.select import having_keys
 from mmstream.dataset.verify import bad_samples
 from mmstream.dataset.verify import verify as find_problems
@@ -178,7 +178,7 @@ def verify(
     if write_bad:
         bad = bad_samples(dataset, problems).tolist()
         listed = bad_list.write_bad(dataset, [*bad, *quarantined.tolist()])
-        num_duplicates = len(bad_list.read_duplicates(dataset))
+        num_duplicates = len(bad_list.read_listed(dataset, "duplicates"))
         kept = f", {num_duplicates:,} of them as duplicates, as before" if num_duplicates else ""
         say(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch{kept}")
     if decoder is not None:
@@ -212,7 +212,7 @@ def _add_to_bad_list(
     with write_lock(dataset.index_store, "verify"):
         dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)  # as it is now
         quarantined = quarantined_refs(quarantine, dataset, source)
-        bad = bad_list.listed_as_bad(dataset).tolist()
+        bad = bad_list.read_listed(dataset, "bad").tolist()
         listed = bad_list.write_bad(dataset, [*bad, *quarantined.tolist()])
     say(
         f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "

@@ -20,7 +20,7 @@ from mmstream.converting.duplicates import (
     find_leaks,
     pair_of,
 )
-from mmstream.dataset.bad_list import listed_as_bad, read_duplicates, write_bad
+from mmstream.dataset.bad_list import read_listed, write_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.open import open_dataset
 from mmstream.display.samples import Card, pairs_html
@@ -105,8 +105,8 @@ def duplicates(
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     if undo:
         with write_lock(dataset.index_store, "duplicates"):
-            count = len(read_duplicates(dataset))
-            write_bad(dataset, listed_as_bad(dataset), dataset.bad[:0])
+            count = len(read_listed(dataset, "duplicates"))
+            write_bad(dataset, read_listed(dataset, "bad"), dataset.bad[:0])
         say(f"{count:,} duplicates taken off the list; new runs show them again")
         return
     asked = _words_of(kinds, ("media", "text", "pair"), "--kind")

@@ -32,12 +32,10 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
-from mmstream.dataset.buckets import bucket_order
-from mmstream.dataset.columns import column_names, read_columns
+from mmstream.dataset.dataset import numbered_datasets, read_sample, refs_of
 from mmstream.dataset.mixture import Mixture, open_data
 from mmstream.dataset.open import open_dataset
-from mmstream.dataset.select import stored_names
-from mmstream.dataset.source import numbered_datasets, read_sample, refs_of
+from mmstream.dataset.select import bucket_order, stored_names
 from mmstream.display.contents import spread, uncounted
 from mmstream.display.samples import (
     Card,
@@ -195,6 +193,8 @@ def _show_columns(dataset: Any) -> None:
     """Print the columns of a dataset as its first shard has them, and the stored selections."""
     if isinstance(dataset, Mixture):
         raise click.UsageError("--columns is for one dataset: ask it for each source of a mixture")
+    from mmstream.dataset.columns import column_names, read_columns
+
     names = column_names(dataset)
     columns = read_columns(dataset, 0, names) if dataset.num_shards else {}
     say("columns, of json those of the first, a middle and the last shard")

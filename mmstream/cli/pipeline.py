@@ -31,7 +31,7 @@ from mmstream.cli.shared import (
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import ConfigError, SampleError, escaped
 from mmstream.media.fields import image_fields, undecoded_media
-from mmstream.packing.settings import Overlong, PackLimits
+from mmstream.packing.plan import Overlong, PackLimits
 
 IMAGE_SIZE, BATCH_SIZE = 224, 64
 
@@ -145,7 +145,7 @@ def bench(
 
 def _pipeline(data: Any, image_size: int | None, batch_size: int | None) -> tuple[Any, str]:
     """Return a pipeline that decodes pictures, if there are any, and a note of what it does."""
-    from mmstream.dataset.source import datasets_of
+    from mmstream.dataset.dataset import datasets_of
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.stored import baked_content
@@ -415,7 +415,7 @@ def plan(
     """
     from mmstream.dataset.mixture import open_data
     from mmstream.measuring.plan import plan_sources
-    from mmstream.packing.plan_report import plan_report
+    from mmstream.packing.planner import plan_report
     from mmstream.pipeline import Pipeline
 
     if sum(option is not None for option in (pipeline_name, processor, tokenizer)) != 1:

@@ -183,8 +183,9 @@ def select(
     these edges.
     """
     from mmstream.converting.formats.formats import load_function
+    from mmstream.dataset.manifest import require_name
     from mmstream.dataset.open import open_dataset
-    from mmstream.dataset.select import chosen, require_name, rule_of, store_selection
+    from mmstream.dataset.select import chosen, rule_of, store_selection
 
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     store, words = dataset.index_store, words_of({**choice, "where": where})
@@ -236,7 +237,7 @@ def _show(record: Any, store: Any) -> None:
 
 def _store_buckets(dataset: Any, buckets: Buckets, others: list[str], overwrite: bool) -> None:
     """Store the samples of each bucket, and print how many they are."""
-    from mmstream.dataset.buckets import store_buckets
+    from mmstream.dataset.select import store_buckets
 
     if others:
         raise click.UsageError(

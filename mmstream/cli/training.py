@@ -264,7 +264,7 @@ def replay(
     samples. The training logs say which substitutes were shown; --check compares them with the
     plan. If the settings changed between two epochs, each epoch is compared with its own plan.
     """
-    from mmstream.audit.replay import replay as run
+    from mmstream.audit import replay as run
 
     choice = {name: options.pop(name) for name in OPTIONS}
     if logs and (keys or any(value is not None for value in options.values())):
@@ -309,8 +309,7 @@ def _check(
     as_json: bool,
 ) -> None:
     """Compare logs with the plan. Exit with code 1 if they differ."""
-    from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
-    from mmstream.audit.training_log import log_files, read_lineage
+    from mmstream.audit import check_logs, log_files, orders_logged, read_lineage, steps_logged
 
     logged = read_lineage(log_files(logs))
     first, stop = steps or (0, None)

@@ -86,8 +86,7 @@ from mmstream.converting.shard import (
     files_of,
     write_shards,
 )
-from mmstream.dataset.files import read_json
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, read_json
 from mmstream.dataset.open import open_dataset
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, escaped

@@ -40,7 +40,7 @@ from mmstream.converting.sidecar import (
     perceptual_hash,
     text_of,
 )
-from mmstream.dataset.bad_list import listed_as_bad, write_bad
+from mmstream.dataset.bad_list import read_listed, write_bad
 from mmstream.dataset.columns import read_sidecar, sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import read_samples
@@ -640,7 +640,7 @@ def find_duplicates(
     datasets = {"": dataset} if isinstance(dataset, Dataset) else dict(dataset)
     wanted = [kind for kind in KINDS if kind in kinds] + ["near"] * near
     left_out = {
-        name: np.concatenate([listed_as_bad(item), *(taken.refs for taken in item.takedowns)])
+        name: np.concatenate([read_listed(item, "bad"), *(taken.refs for taken in item.takedowns)])
         for name, item in datasets.items()
     }
     corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
@@ -696,7 +696,7 @@ def drop_duplicates(
     dropped = {name: refs_of[name] for name in datasets}
     for name, refs in dropped.items():
         dataset = duplicates.corpus.datasets[name]
-        write_bad(dataset, listed_as_bad(dataset), refs)
+        write_bad(dataset, read_listed(dataset, "bad"), refs)
     return {name: len(refs) for name, refs in dropped.items()}
 
 

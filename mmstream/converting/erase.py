@@ -45,9 +45,9 @@ from mmstream.converting.report import (
     report_name,
 )
 from mmstream.converting.sidecar import are_of_erased, empty_rows
+from mmstream.dataset.bad_list import digest_of, mark_erased, read_removed
 from mmstream.dataset.columns import read_columns, sidecar_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import json_lines, read_json
 from mmstream.dataset.index import (
     READ_BYTES,
     Checksums,
@@ -59,8 +59,13 @@ from mmstream.dataset.index import (
     walk_tar,
 )
 from mmstream.dataset.keys import read_keys
-from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, Manifest
-from mmstream.dataset.removed import digest_of, mark_erased, read_removed
+from mmstream.dataset.manifest import (
+    INDEX_PART_NAME,
+    MANIFEST_NAME,
+    Manifest,
+    json_lines,
+    read_json,
+)
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped, where
 from mmstream.storage import LocalStore, Store, open_store

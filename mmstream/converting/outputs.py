@@ -91,10 +91,9 @@ from mmstream.converting.report import (
 )
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
-from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
+from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME, REMOVED_NAME
 from mmstream.dataset.columns import sidecar_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import object_sha256
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
@@ -103,10 +102,11 @@ from mmstream.dataset.manifest import (
     IndexPart,
     Manifest,
     ShardInfo,
+    json_lines,
+    read_json,
 )
-from mmstream.dataset.open import open_dataset
-from mmstream.dataset.removed import REMOVED_NAME
-from mmstream.dataset.shard_indexes import write_part
+from mmstream.dataset.open import open_dataset, require_files
+from mmstream.dataset.shard_indexes import README_NAME, commit, write_part
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.settings import refuse_broken
 from mmstream.storage import Store, is_remote, join_url, open_store

@@ -82,11 +82,10 @@ from mmstream.converting.report import REPORTS, rejects_name, rejects_of
 from mmstream.converting.rows.records import RowSource, SampleSource
 from mmstream.converting.shard import row_key
 from mmstream.converting.sidecar import content_hash, id_of
+from mmstream.dataset.bad_list import erased_keys, located, read_removed
 from mmstream.dataset.columns import read_rows
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import json_lines
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.dataset.removed import erased_keys, located, read_takedowns
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, json_lines
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.order.permute import permutation
 from mmstream.settings import refuse_broken
@@ -575,7 +574,7 @@ def known_rows(store: Store, manifest: Manifest, source: RowSource) -> KnownRows
         ConfigError, ShardError: A sidecar is missing, damaged, or of another program.
         StorageError: The storage failed after retries.
     """
-    takedowns = located(read_takedowns(store), store, manifest)
+    takedowns = located(read_removed(store).takedowns, store, manifest)
     dataset = Dataset(manifest, store, takedowns=takedowns)
     shards = {info.name: shard for shard, info in enumerate(manifest.shards)}
     codes, reasons = np.zeros(source.num_rows, np.uint16), dict[str, int]()

@@ -23,8 +23,7 @@ import msgspec
 
 from mmstream.converting.draft import Draft, Media
 from mmstream.converting.rows.records import encodable
-from mmstream.dataset.files import json_lines
-from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.manifest import Manifest, json_lines
 from mmstream.errors import ManifestError
 from mmstream.storage import RemoteStore, Store
 from mmstream.storage.local import remove_temporaries

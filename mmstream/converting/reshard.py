@@ -25,31 +25,39 @@ from tqdm import tqdm
 
 from mmstream.converting.report import read_shard_report, remove_reports, report_name
 from mmstream.converting.shard import shard_sizes, write_tar, wrong_size
-from mmstream.dataset.buckets import bucket_selections
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import commit, json_lines, read_json
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.manifest import (
+    MANIFEST_NAME,
+    MARKER_NAME,
+    Manifest,
+    ShardInfo,
+    json_lines,
+    read_json,
+)
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.select import bucket_selections
+from mmstream.dataset.shard_indexes import commit
 from mmstream.errors import ConfigError, ShardError, where
 from mmstream.order.buckets import Buckets
 from mmstream.order.permute import permutation
-from mmstream.packing.measure_file import (
-    SELECTION,
-    Measure,
-    measure_folder,
-    measure_of_shards,
-    read_lengths,
-    write_measure,
-)
 from mmstream.packing.plan import (
     PLAN_PREFIX,
+    SELECTION,
     PackPlan,
     open_plan,
     plan_folder,
     require_plan_of,
     write_plan,
 )
-from mmstream.packing.planner import make_plan, plan_in_order
+from mmstream.packing.planner import (
+    Measure,
+    make_plan,
+    measure_folder,
+    measure_of_shards,
+    plan_in_order,
+    read_lengths,
+    write_measure,
+)
 from mmstream.processes.workers import run_in_processes
 from mmstream.ranks import World
 from mmstream.settings import (
@@ -374,7 +382,7 @@ def _samples(job: _Job) -> Iterator[bytes]:
     ends = np.cumsum(job.dataset.counts)
     shards = np.searchsorted(ends, job.positions, side="right")
     indexes = job.positions - (ends - job.dataset.counts)[shards]
-    job.dataset.shards.load_indexes(sorted(set(shards.tolist())))
+    job.dataset.shards.indexes.load(sorted(set(shards.tolist())))
     sizes = np.empty(len(shards), dtype=np.int64)
     for shard in np.unique(shards).tolist():
         bounds = job.dataset.shards.bounds(shard, indexes[shards == shard])

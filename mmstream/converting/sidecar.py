@@ -49,6 +49,7 @@ from mmstream.converting.formats.fields import without_secrets
 from mmstream.converting.media.load import checked, facts_of_frames
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row, encodable
+from mmstream.dataset.bad_list import digest_of, read_removed
 from mmstream.dataset.columns import (
     INDEX_CHECKSUM,
     is_sidecar,
@@ -58,7 +59,6 @@ from mmstream.dataset.columns import (
 )
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import index_checksum
-from mmstream.dataset.removed import digest_of, read_removed
 from mmstream.dataset.select import forget_conditions
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object

@@ -1,7 +1,7 @@
-"""``mmstream.bad.json``: samples that are known to be bad, so that no epoch shows them.
+"""Samples that no epoch shows: those that are known to be bad, and those that were taken down.
 
-The file lies beside the manifest, or beside the indexes. The order never plans a sample that it
-names::
+``mmstream.bad.json`` lies beside the manifest, or beside the indexes. The order never plans a
+sample that it names::
 
     {"version": 1, "bad": {"shard-000002.tar": [17, 480], "shard-000007.tar": "all"}}
 
@@ -10,22 +10,28 @@ refuses are found by runs. They are in the quarantine files (see `decoding.bad_s
 
 Samples that are good, but duplicates of others, stand apart, as ``"duplicates": {...}``. `verify`
 keeps them when it makes a new list. A list with duplicates has version 2.
+
+What was taken down stands in ``mmstream.removed.json``, beside it: see below.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.dataset import Dataset, Takedown
 from mmstream.dataset.manifest import Manifest, name_fault, read_sealed_as, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
-from mmstream.types import IntArray
+from mmstream.storage.write_lock import write_lock
+from mmstream.types import IntArray, SampleRef
 
 logger = logging.getLogger(__name__)
 
@@ -64,29 +70,22 @@ def read_bad_names(store: Store) -> dict[str, Indexes]:
     return names
 
 
-def read_duplicates(dataset: Dataset) -> IntArray:
-    """Return the samples that a bad list names as duplicates: int64 [n, 2] (shard, index), sorted.
+def read_listed(dataset: Dataset, kind: Literal["bad", "duplicates"]) -> IntArray:
+    """Return the samples that a bad list names: int64 [n, 2] (shard, index), sorted.
 
-    Without a list, or where it cannot be read, there are none.
+    Without a list, or where it cannot be read, there are none. Those that the dataset does not have
+    are left out.
+
+    Args:
+        dataset: The dataset.
+        kind: "bad": those that cannot be used, which are all of `Dataset.bad` but the duplicates.
+            A sample that the list names as both is among them. "duplicates": those that it names as
+            such.
     """
-    return _listed(dataset, "duplicates")
-
-
-def listed_as_bad(dataset: Dataset) -> IntArray:
-    """Return the samples of `Dataset.bad` that cannot be used: all but the duplicates.
-
-    Returns:
-        int64 [n, 2] (shard, index), sorted. A sample that the list names as both is among them.
-    """
-    return _listed(dataset, "bad")
-
-
-def _listed(dataset: Dataset, kind: Literal["bad", "duplicates"]) -> IntArray:
-    """Return the samples of one kind, but for those that the dataset does not have."""
     if dataset.folders:
         firsts = np.cumsum([0, *(own.num_shards for own in dataset.folders)]).tolist()
         placed = zip(dataset.folders, firsts, strict=False)
-        return np.concatenate([np.add(_listed(own, kind), (first, 0)) for own, first in placed])
+        return np.concatenate([np.add(read_listed(own, kind), (first, 0)) for own, first in placed])
     store, manifest = dataset.index_store, dataset.manifest
     counts = {info.name: info.num_samples for info in manifest.shards}
     try:
@@ -128,29 +127,54 @@ def read_bad(
         FileNotFoundError: There is no list.
         ManifestError: The list is malformed, of a newer version, or not of this dataset.
     """
-    url = store.url_of(BAD_NAME)
-    shards = {info.name: number for number, info in enumerate(manifest.shards)}
-    num_bad = 0
+    names = read_bad_names(store) if names is None else names
+    places = {info.name: shard for shard, info in enumerate(manifest.shards)}
+    return _refs_of(places, manifest, store.url_of(BAD_NAME), _CURE, names, is_subset=is_subset)
+
+
+def _refs_of(
+    places: Mapping[str, int],
+    manifest: Manifest,
+    url: str,
+    cure: str,
+    names: Mapping[str, Indexes],
+    *,
+    is_subset: bool,
+) -> IntArray:
+    """Return int64 [n, 2] (shard, index), sorted, of the samples that a file names.
+
+    Args:
+        places: Position of each shard by its name.
+        manifest: Of the dataset.
+        url: Of the file, for messages.
+        cure: What to do about a wrong file.
+        names: The samples of each shard.
+        is_subset: As for `read_bad`.
+
+    Raises:
+        ManifestError: There is no such sample, or there are too many.
+    """
+    num_named = 0
     refs = [np.zeros((0, 2), dtype=np.int64)]
-    for name, indexes in (read_bad_names(store) if names is None else names).items():
-        if name not in shards:
+    for name, indexes in names.items():
+        if name not in places:
             if is_subset:
                 continue
-            raise ManifestError(f"{url}: {escaped(name)} is not a shard of this dataset; {_CURE}")
-        count = manifest.shards[shards[name]].num_samples
-        num_bad += count if indexes == "all" else len(indexes)
-        if num_bad > MAX_BAD:
-            raise ManifestError(f"{url}: more than {MAX_BAD:,} bad samples; {_CURE}")
+            raise ManifestError(f"{url}: {escaped(name)} is not a shard of this dataset; {cure}")
+        count = manifest.shards[places[name]].num_samples
+        num_named += count if indexes == "all" else len(indexes)
+        if num_named > MAX_BAD:
+            raise ManifestError(f"{url}: more than {MAX_BAD:,} bad samples; {cure}")
         if indexes == "all":
-            bad = np.arange(count)
+            numbers = np.arange(count)
         else:
             wrong = next((index for index in indexes if not 0 <= index < count), None)
             if wrong is not None:
                 raise ManifestError(
-                    f"{url}: {escaped(name)}[{escaped(wrong)}]: it has {count} samples; {_CURE}"
+                    f"{url}: {escaped(name)}[{escaped(wrong)}]: it has {count} samples; {cure}"
                 )
-            bad = np.unique(np.asarray(indexes, dtype=np.int64))
-        refs.append(np.stack([np.full_like(bad, shards[name]), bad], axis=1))
+            numbers = np.array(indexes, dtype=np.int64)
+        refs.append(np.stack([np.full_like(numbers, places[name]), numbers], axis=1))
     return _sorted(np.concatenate(refs))
 
 
@@ -180,7 +204,7 @@ def write_bad(
     """
     store, counts = dataset.index_store, dataset.counts
     if duplicates is None:
-        duplicates = read_duplicates(dataset)
+        duplicates = read_listed(dataset, "duplicates")
     only_bad = _sorted(bad)
     refs = _sorted(np.concatenate([only_bad, duplicates]))
     if len(refs) > MAX_BAD:
@@ -248,9 +272,10 @@ def _write(store: Store, listed: _List) -> None:
     """Write the list, one shard per line. An empty list removes the file."""
     old = store.read(BAD_NAME) if store.exists(BAD_NAME) else b""
     version = LIST_VERSION if listed.duplicates else 1
-    text = b'{\n  "version": %d,\n  "bad": %s' % (version, _lines(listed.bad))
+    bad = _lines(listed.bad, sorted(listed.bad))
+    text = b'{\n  "version": %d,\n  "bad": %s' % (version, bad)
     if listed.duplicates:
-        text += b',\n  "duplicates": %s' % _lines(listed.duplicates)
+        text += b',\n  "duplicates": %s' % _lines(listed.duplicates, sorted(listed.duplicates))
     new = seal(text + b"\n}\n")
     if len(new) > MAX_LIST_BYTES:
         raise ConfigError(
@@ -265,11 +290,11 @@ def _write(store: Store, listed: _List) -> None:
         store.remove(BAD_NAME)
 
 
-def _lines(indexes: Mapping[str, Indexes]) -> bytes:
+def _lines(of_shards: Mapping[str, Any], names: Iterable[str]) -> bytes:
     """Return an object of JSON, one shard per line."""
     lines = b",\n".join(
-        b"    " + msgspec.json.encode(name) + b": " + msgspec.json.encode(indexes[name])
-        for name in sorted(indexes)
+        b"    %s: %s" % (msgspec.json.encode(name), msgspec.json.encode(of_shards[name]))
+        for name in names
     )
     return b"{\n%s\n  }" % lines if lines else b"{}"
 
@@ -301,3 +326,194 @@ def _entries_of_other_tars(dataset: Dataset) -> _List:
 def _sorted(refs: Iterable[Sequence[int]] | IntArray) -> IntArray:
     array = np.asarray(refs if isinstance(refs, np.ndarray) else list(refs), dtype=np.int64)
     return np.unique(array.reshape(-1, 2), axis=0)
+
+
+# -- ``mmstream.removed.json``: samples that were taken down, so that no run shows them any more ---
+#
+# Each takedown appends to the file::
+#
+#     {"version": 1, "takedowns": [
+#       {"reason": "request 17", "samples": {"shard-000002.tar": [17, 480]}}
+#     ]}
+#
+# Where samples were erased (``mmstream takedown --erase``), version 2 also says which. Their keys
+# stand nowhere any more, so it has the SHA-256 of each, by which the key is known again::
+#
+#       "erased": {"shard-000002.tar": {"17": ["4fc82b26..."]}}
+#
+# A new epoch is planned without these samples, as without known bad ones. An epoch that was planned
+# before a takedown keeps its order, so that its states go on: the samples before each takedown are
+# known. There, other samples take the rows of those that were taken down since.
+
+REMOVED_NAME = "mmstream.removed.json"
+
+MAX_TAKEDOWNS = 4096
+"""Most takedowns of a dataset."""
+
+_REMOVED_CURE = (
+    "bring back an intact copy; without this file, what was taken down would be shown again"
+)
+
+
+class NamedTakedown(msgspec.Struct, forbid_unknown_fields=True):
+    """A takedown as the file has it: its samples by the names of their shards."""
+
+    reason: str
+    samples: dict[str, list[int]]
+
+
+class RemovedFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the file."""
+
+    version: int
+    takedowns: Annotated[list[NamedTakedown], msgspec.Meta(max_length=MAX_TAKEDOWNS)]
+    erased: dict[str, dict[int, list[str]]] = {}
+    """Of each shard: index of an erased sample -> what `digest_of` makes of its key, and of the id
+    of its row where that was known. All of them were taken down."""
+    unfinished: list[str] = []
+    """Shards of which not everything is overwritten yet."""
+    crc32c: str | None = None
+    """The seal (see `mmstream.dataset.manifest`)."""
+
+
+def read_removed(store: Store) -> RemovedFile:
+    """Return what was taken down and erased, by names of shards. Without a file, nothing was.
+
+    Raises:
+        ManifestError: The file is damaged, malformed, or of a newer version.
+        StorageError: The storage failed.
+    """
+    try:
+        return read_sealed_as(
+            store, REMOVED_NAME, MAX_LIST_BYTES, RemovedFile, newest=2, cure=_REMOVED_CURE
+        )
+    except FileNotFoundError:
+        return RemovedFile(1, [])
+
+
+def digest_of(text: str, column: Literal["key", "id"] = "key") -> str:
+    """Return the SHA-256 by which a key, or the id of a row, is known after it was erased."""
+    prefix = b"" if column == "key" else b"id\0"  # no key has a zero byte
+    return hashlib.sha256(prefix + text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def erased_keys(
+    store: Store, column: Literal["key", "id"] = "key"
+) -> Callable[[str], Sequence[tuple[str, int]]]:
+    """Return what tells which erased samples had a key, as (shard, index).
+
+    Keys of samples that were taken down and not erased stand in their shards as before.
+
+    Args:
+        store: Of the index.
+        column: "id": ask for ids of rows.
+
+    Raises:
+        ManifestError, StorageError: As `read_removed`.
+    """
+    places: dict[str, list[tuple[str, int]]] = {}
+    for shard, digests_of_shard in read_removed(store).erased.items():
+        for index, digests in digests_of_shard.items():
+            for digest in digests:
+                places.setdefault(digest, []).append((shard, index))
+    return lambda text: places.get(digest_of(text, column), ())
+
+
+def located(
+    takedowns: Sequence[NamedTakedown], store: Store, manifest: Manifest, *, is_subset: bool = False
+) -> tuple[Takedown, ...]:
+    """Return takedowns by positions in a manifest.
+
+    Args:
+        takedowns: Those of `read_removed`.
+        store: Of the file, for errors.
+        manifest: Of the dataset.
+        is_subset: The dataset has only some tars of the store. Samples of others are ignored.
+
+    Raises:
+        ManifestError: A sample is none of this dataset.
+    """
+    url = store.url_of(REMOVED_NAME)
+    places = {info.name: shard for shard, info in enumerate(manifest.shards)} if takedowns else {}
+    refs_of = partial(_refs_of, places, manifest, url, _REMOVED_CURE, is_subset=is_subset)
+    return tuple(Takedown(takedown.reason, refs_of(takedown.samples)) for takedown in takedowns)
+
+
+def take_down(
+    dataset: Dataset,
+    refs: Sequence[SampleRef],
+    reason: str,
+    digests: Mapping[SampleRef, list[str]] = MappingProxyType({}),
+) -> int:
+    """Take samples of a dataset down. The file is replaced as a whole, or not at all.
+
+    Args:
+        dataset: The dataset. It must be opened again to notice.
+        refs: (shard, index) of the samples. Those that were taken down already do not count.
+        reason: Why, for the file and for messages.
+        digests: Of those samples that will be erased, what `digest_of` makes of their keys.
+
+    Returns:
+        The number of samples that were not taken down before.
+
+    Raises:
+        ConfigError: There would be too many, or a sample is none of the dataset.
+        ManifestError: The file is damaged.
+        StorageError: It cannot be written, or another process writes it now.
+    """
+    store, counts = dataset.index_store, dataset.counts.tolist()
+    for shard, index in refs:
+        if not (0 <= shard < len(counts) and 0 <= index < counts[shard]):
+            raise ConfigError(f"takedown: sample {index} of shard {shard} is not in {dataset!r}")
+    with write_lock(store, "takedown"):
+        file = read_removed(store)
+        known = {
+            (name, index)
+            for takedown in file.takedowns
+            for name, indexes in takedown.samples.items()
+            for index in indexes
+        }
+        samples: dict[str, list[int]] = {}
+        for shard, index in sorted({(int(shard), int(index)) for shard, index in refs}):
+            if (dataset.name_of(shard), index) not in known:
+                samples.setdefault(dataset.name_of(shard), []).append(index)
+        num_erased, unfinished = 0, set(file.unfinished)
+        for (shard, index), digests_of_sample in digests.items():
+            erased_of_shard = file.erased.setdefault(dataset.name_of(shard), {})
+            if index not in erased_of_shard:
+                erased_of_shard[int(index)] = digests_of_sample
+                unfinished.add(dataset.name_of(shard))
+                num_erased += 1
+        if not samples and not num_erased:
+            return 0
+        num_new = sum(map(len, samples.values()))
+        if samples:
+            file.takedowns.append(NamedTakedown(escaped(reason, limit=None), samples))
+        file.unfinished = sorted(unfinished)
+        data = _encoded(file)
+        is_long = len(file.takedowns) > MAX_TAKEDOWNS or len(data) > MAX_LIST_BYTES
+        if is_long or len(known) + num_new > MAX_BAD:
+            raise ConfigError(
+                f"takedown: {len(known) + num_new:,} samples in {len(file.takedowns):,} takedowns "
+                f"are too many for {REMOVED_NAME}; convert or reshard the dataset without them"
+            )
+        store.write(REMOVED_NAME, data)
+    return num_new
+
+
+def mark_erased(store: Store, shards: Sequence[str]) -> None:
+    """Note that nothing is left of the erased samples of some shards. The caller has the lock."""
+    file = read_removed(store)
+    file.unfinished = [name for name in file.unfinished if name not in shards]
+    store.write(REMOVED_NAME, _encoded(file))
+
+
+def _encoded(file: RemovedFile) -> bytes:
+    """Return the file, a takedown a line, and then a shard a line."""
+    lines = b",\n".join(b"    " + msgspec.json.encode(takedown) for takedown in file.takedowns)
+    text = b'{\n  "version": %d,\n  "takedowns": [\n%s\n  ]' % (2 if file.erased else 1, lines)
+    if file.erased:
+        text += b',\n  "erased": %s' % _lines(file.erased, file.erased)
+    if file.unfinished:
+        text += b',\n  "unfinished": %s' % msgspec.json.encode(file.unfinished)
+    return seal(text + b"\n}\n")

@@ -6,6 +6,8 @@ A sidecar is a Parquet file, ``shard-000000.parquet``, with a row for each sampl
 for each row that became none. `convert` writes it beside the shard, and ``mmstream index
 --columns`` beside the index of any tar. Without a word about where it is from, a column is of the
 sidecar. The scalars of a sample's ``json`` are columns too.
+
+It imports pyarrow. What every worker loads imports this module where it reads columns.
 """
 
 from __future__ import annotations
@@ -15,21 +17,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from mmstream.dataset.index import index_checksum
 from mmstream.errors import ConfigError, ShardError, StorageError, escaped
 from mmstream.storage import Store
 from mmstream.storage.store import ObjectFile
 from mmstream.types import IntArray
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 MAX_BUFFERED_BYTES = 16 << 20
 """A sidecar up to this size is read with one request."""
@@ -87,9 +88,6 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
         StorageError: The storage failed after retries.
         pyarrow.ArrowException, OSError: It is damaged.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     name = sidecar_name(shard)
     stat = store.stat(name)
     if stat.size <= MAX_BUFFERED_BYTES:
@@ -121,7 +119,11 @@ def read_sidecar(dataset: Any, shard: int, columns: Iterable[str] | None = None)
     table, count = read_rows(dataset, shard, columns), int(dataset.counts[shard])
     if np.array_equal(table["index"], np.arange(count)):  # as a conversion without rejects wrote it
         return table
-    return table.take(_rows_of_samples(table["index"], count))
+    rows = np.full(count, -1)  # of each sample, or none
+    rows[table["index"].drop_null().to_numpy()] = np.flatnonzero(
+        table["index"].is_valid().to_numpy()
+    )
+    return table.take(pa.array(rows, mask=rows < 0))
 
 
 def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
@@ -130,8 +132,6 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
     The arguments and errors are those of `read_sidecar`.
     Rows that became no sample have no ``index``. The others have one of the shard, each once.
     """
-    import pyarrow as pa
-
     dataset, shard = dataset.own(shard)
     name, wanted = dataset.name_of(shard), None if columns is None else [*columns, *_OWN]
     for store in dict.fromkeys((dataset.index_store, dataset.store)):
@@ -160,9 +160,6 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
 
 def _require_own(dataset: Any, shard: int, table: pa.Table, checksum: bytes | None) -> None:
     """Raise a ShardError where a sidecar does not fit its shard."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     name, count = dataset.name_of(shard), int(dataset.counts[shard])
     if checksum is not None:
         offsets = dataset.shards.offsets(shard)
@@ -178,15 +175,6 @@ def _require_own(dataset: Any, shard: int, table: pa.Table, checksum: bytes | No
         raise ShardError(f"it has sample {index.max()}, the shard {count} samples")
     if index.size and np.bincount(index).max() > 1:
         raise ShardError("a sample has several rows")
-
-
-def _rows_of_samples(index: pa.ChunkedArray, count: int) -> pa.Array:
-    """Return the row of each sample, or NULL."""
-    import pyarrow as pa
-
-    rows = np.full(count, -1)
-    rows[index.drop_null().to_numpy()] = np.flatnonzero(index.is_valid().to_numpy())
-    return pa.array(rows, mask=rows < 0)
 
 
 def read_columns(
@@ -212,8 +200,6 @@ def read_columns(
         ShardError: The sidecar is damaged, or of another shard.
         StorageError: The storage failed after retries.
     """
-    import pyarrow as pa
-
     sources = {name: _sources(name) for name in names}
     table = _read(dataset, shard, {source for group in sources.values() for source in group})
     shard_name = dataset.name_of(shard)
@@ -244,9 +230,6 @@ def read_media(dataset: Any, shard: int) -> tuple[IntArray, npt.NDArray[np.uint6
     Raises:
         ConfigError, ShardError, StorageError: As `read_columns`.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     media = _read(dataset, shard, ["media.list.element.xxh3"])["media"]
     try:
         num_media = pc.list_value_length(media).fill_null(0).to_numpy().astype(np.int64)
@@ -307,9 +290,6 @@ def _column(
     table: pa.Table, first_media: Callable[[], pa.StructArray], name: str
 ) -> pa.Array | pa.ChunkedArray:
     """Return a column that is not a key of the ``json``."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if name == "aspect":
         width, height = (table[side].cast(pa.float64()) for side in _MADE[name])
         return pc.divide(width, pc.if_else(pc.greater(height, 0.0), height, None))
@@ -322,9 +302,6 @@ def _column(
 
 def _first_media(table: pa.Table) -> pa.StructArray:
     """Return the first medium of each sample, or NULL."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     media = pa.chunked_array(table["media"].chunks, table["media"].type).combine_chunks()
     has_one = pc.fill_null(pc.greater(pc.list_value_length(media), 0), False)
     return media.values.take(pc.if_else(has_one, media.offsets[:-1], None))
@@ -332,8 +309,6 @@ def _first_media(table: pa.Table) -> pa.StructArray:
 
 def _typed(values: list[Any], name: str) -> pa.Array:
     """Return the values of a key as a column of one type."""
-    import pyarrow as pa
-
     types = set(map(type, values))
     if len({_TYPES[kind] for kind in types & _TYPES.keys()}) > 1:
         counts = Counter(_TYPES[type(value)] for value in values if value is not None)

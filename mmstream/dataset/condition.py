@@ -3,7 +3,7 @@
 A condition is data, never code. One regular expression finds its words. Python's parser makes a
 tree of its signs, with numbered names in place of all other words, so it never sees those. Arrow
 computes each operation for whole columns. Nothing is called: the condition of a stranger does no
-harm.
+harm. It imports pyarrow, as `columns.py` does.
 
 Unknown values are those of SQL: a comparison with NULL is NULL, and so is a division by 0.
 """
@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmstream.errors import ConfigError, escaped
 
@@ -147,8 +150,6 @@ class Condition:
         Raises:
             ConfigError: Values do not compare, such as numbers with texts.
         """
-        import pyarrow as pa
-
         values = {}
         for node in _leaf_nodes(self._tree):
             leaf = self._leaves[node.id]
@@ -275,9 +276,6 @@ def _is_known(node: ast.AST, leaves: Sequence[tuple[str, Any]]) -> bool:
 
 def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
     """Return which samples fulfil a part of a condition."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     truth = _computed(node, values)
     if truth.type not in (pa.bool_(), pa.null()):
         raise ConfigError(f"where: {_described(node, truth)} is not a condition; {_HELP}")
@@ -286,8 +284,6 @@ def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 def _computed(node: Any, values: Mapping[str, Any]) -> Any:
     """Return the values of a part of a condition, for each sample or one for all."""
-    import pyarrow.compute as pc
-
     if isinstance(node, ast.Name):
         return values[node.id]
     if isinstance(node, ast.BoolOp):
@@ -301,8 +297,6 @@ def _computed(node: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _compared(node: ast.Compare, values: Mapping[str, Any]) -> Any:
-    import pyarrow.compute as pc
-
     first, *others = [(part, _computed(part, values)) for part in (node.left, *node.comparators)]
     sign = node.ops[0]
     if isinstance(sign, ast.Is | ast.IsNot):
@@ -316,9 +310,6 @@ def _compared(node: ast.Compare, values: Mapping[str, Any]) -> Any:
 
 
 def _pair_compared(sign: ast.cmpop, left: tuple[ast.expr, Any], right: tuple[ast.expr, Any]) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     types = {values.type for _, values in (left, right)} - {pa.null()}
     kinds = {_KINDS.get(str(of)) for of in types}
     if len(kinds) > 1 or None in kinds:
@@ -333,9 +324,6 @@ def _pair_compared(sign: ast.cmpop, left: tuple[ast.expr, Any], right: tuple[ast
 
 def _calculated(node: ast.UnaryOp | ast.BinOp, values: Mapping[str, Any]) -> Any:
     """Return the results of a calculation, in float64 so that no product of integers overflows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
     numbers = [_computed(part, values) for part in parts]
     for part, number in zip(parts, numbers, strict=True):
@@ -351,9 +339,6 @@ def _calculated(node: ast.UnaryOp | ast.BinOp, values: Mapping[str, Any]) -> Any
 
 def _column(column: Any) -> Any:
     """Return a column as int64, float64, text, bool or null where it is one of these."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.cast(column, pa.large_string())
@@ -364,17 +349,12 @@ def _column(column: Any) -> Any:
 
 def _constant(value: Any) -> Any:
     """Return a value of a condition for Arrow, and a list of them as a list."""
-    import pyarrow as pa
-
     if isinstance(value, tuple):
         return [_constant(of) for _, of in value]
     return pa.scalar(value, pa.large_string() if isinstance(value, str) else None)
 
 
 def _without_nan(values: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
 
 

@@ -1,24 +1,27 @@
 """One dataset: its length, its order, and random access to raw samples.
 
-`open_dataset` makes it. The stages read bytes and samples through `Dataset.shards`.
+`open_dataset` makes it. The stages read bytes and samples through `Dataset.shards`. They take any
+`ShardSource`: a dataset, or several as a mixture.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.dataset import select as selections
 from mmstream.dataset.keys import (
-    KeyTable,
     find_key,
+    key_hashes,
     parse_address,
     refs_at,
     require_own,
@@ -30,12 +33,12 @@ from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, StateError, TakenDownError, escaped, where
-from mmstream.order import BucketOrder, Corpus, Order
+from mmstream.order import AnyOrder, BucketOrder, Corpus, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection
 from mmstream.ranks import World
 from mmstream.settings import AnyInt, Fraction, NonEmptyStr, checked, missing_attribute
-from mmstream.storage import Access, ObjectStat, Store
+from mmstream.storage import Access, ObjectStat, SharedStore, Store, is_remote
 from mmstream.types import IntArray, Sample, SampleRef
 
 MAX_STORED_PER_CHOSEN = 1.3
@@ -54,9 +57,9 @@ class Dataset(Sequence[Sample]):
         bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``),
             and of those that were taken down. Length and random access include them; an epoch
             leaves them out.
-        takedowns: what was taken down, the first one first (see ``removed.py``).
+        takedowns: what was taken down, the first one first (see ``bad_list.py``).
         selection: the samples that this dataset shows. None: all.
-        folders: the datasets of which this is the union, in their order (see ``union.py``). None,
+        folders: the datasets of which this is the union, in their order (see ``open.py``). None,
             where it has one folder.
         has_checksums: whether bytes that are read are compared with their checksums.
 
@@ -97,7 +100,7 @@ class Dataset(Sequence[Sample]):
             raise missing_attribute("Dataset", name, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        of_all_samples = ("removed", "_key_table")
+        of_all_samples = ("removed", "_key_hashes")
         return {name: value for name, value in vars(self).items() if name not in of_all_samples}
 
     @property
@@ -184,7 +187,7 @@ class Dataset(Sequence[Sample]):
 
     def ref_of_key(self, key: str) -> SampleRef:
         """Return (shard, index) of the sample with a key; errors as `dataset[key]`."""
-        ref = find_key(self.shards, key, self._key_table)
+        ref = find_key(self.shards, key, self._key_hashes)
         if not self.shows(ref):
             raise KeyError(f"the sample with the key {escaped(key)!r} is not chosen here")
         return ref
@@ -299,8 +302,8 @@ class Dataset(Sequence[Sample]):
         }
 
     @cached_property
-    def _key_table(self) -> KeyTable:
-        return KeyTable(self)
+    def _key_hashes(self) -> IntArray:
+        return key_hashes(self)
 
     @cached_property
     def _ends(self) -> IntArray:
@@ -342,17 +345,14 @@ class Dataset(Sequence[Sample]):
             StateError: the state belongs to a mixture or to another dataset, or its samples were
                 chosen by a selection that is neither that of this view nor stored.
         """
-        from mmstream.dataset.buckets import saved_bucket_order
-        from mmstream.dataset.select import saved_corpus
-
         if "sources" in identity:
             raise StateError("this state is of a mixture: give its JSON file")
         if "buckets" in identity:
-            return saved_bucket_order(self, identity)
+            return selections.saved_bucket_order(self, identity)
         try:
             return Order.from_saved(identity, self.corpus)
         except StateError as error:
-            corpus = saved_corpus(self, identity)
+            corpus = selections.saved_corpus(self, identity)
             if corpus is None and "selection" in identity and not self.folders:
                 raise StateError(f"{error}; or store them with `mmstream select`") from None
             if corpus is None:
@@ -425,9 +425,7 @@ class Dataset(Sequence[Sample]):
             >>> len(large) + len(dataset.without(large))
             480
         """
-        from mmstream.dataset.select import where
-
-        view: Dataset = where(self, condition, columns, world, progress=progress)
+        view: Dataset = selections.where(self, condition, columns, world, progress=progress)
         return view
 
     @checked()
@@ -446,9 +444,8 @@ class Dataset(Sequence[Sample]):
             ``clauses``, the operands of the outermost ``and``, and ``together``, the whole
             condition. Each has a ``text``, ``num_passed``, ``num_failed`` and ``num_null``.
         """
-        from mmstream.dataset.select import explained, rule_of
-
-        return explained(self, rule_of(condition, columns), progress=progress)[0]
+        rule = selections.rule_of(condition, columns)
+        return selections.explained(self, rule, progress=progress)[0]
 
     @checked()
     def select(self, name: str) -> Dataset:
@@ -463,9 +460,7 @@ class Dataset(Sequence[Sample]):
             ManifestError: It is damaged, of another corpus, or shards were appended since.
             StorageError: The storage failed after retries.
         """
-        from mmstream.dataset.select import select
-
-        view: Dataset = select(self, name)
+        view: Dataset = selections.select(self, name)
         return view
 
     @checked({"fraction": "give the share to keep, such as 0.1"})
@@ -498,9 +493,7 @@ class Dataset(Sequence[Sample]):
         draws = (_draws(int(own.counts[shard]), seed, own.name_of(shard)) for own, shard in owned)
         if by is None:
             return draws
-        from mmstream.dataset.select import draws_by
-
-        return draws_by(self, seed, by, draws)
+        return selections.draws_by(self, seed, by, draws)
 
     @checked({"fraction": "give the share of the first part, such as 0.98"})
     def split(
@@ -539,9 +532,7 @@ class Dataset(Sequence[Sample]):
             return first, self.without(first)
         if by is not None:
             raise ConfigError(f"split: by={by!r} and by_media=True: give one of the two")
-        from mmstream.dataset.select import split_by_media
-
-        return split_by_media(self, fraction, seed, self._draws(seed, None), world)
+        return selections.split_by_media(self, fraction, seed, self._draws(seed, None), world)
 
     @checked({"other": "give a view of this dataset"})
     def without(self, other: Dataset) -> Dataset:
@@ -638,3 +629,142 @@ class ShardLocation(NamedTuple):
     dataset: Dataset
     shard: int
     """Position in the manifest of `dataset`."""
+
+
+# -- the source of all stages: one dataset, or several as a mixture --------------------------------
+#
+# `ShardSource` is all that order, read and state ask for. Everything else about a shard is asked of
+# the dataset that `locate` names.
+
+
+@runtime_checkable
+class ShardSource(Protocol):
+    """Shards numbered 0, 1, 2, ... over one or more datasets: `Dataset` and `Mixture`."""
+
+    can_finish_epoch: bool
+    """Whether an old epoch can be finished before new settings begin (``on_change``)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+
+    def name_of(self, shard: int) -> str:
+        """Return the name of a shard, as messages and logs show it."""
+
+    def ref_of(self, text: str) -> SampleRef:
+        """Return (shard, index) of the sample that a line of a log names."""
+
+    def locate(self, shard: int) -> ShardLocation:
+        """Return the dataset of a shard, and its position there."""
+
+    def plan_order(self, *, drop_last: bool = True, **settings: Any) -> AnyOrder:
+        """Return the order with these settings. Raises ConfigError: impossible ones."""
+
+    def order_from_identity(self, identity: Mapping[str, Any]) -> AnyOrder:
+        """Return the order of a saved state. Raises StateError: it is of another source."""
+
+
+def datasets_of(source: ShardSource) -> list[Dataset]:
+    """Return the datasets of a source, in the order of their shards."""
+    return [dataset for _, dataset in numbered_datasets(source)]
+
+
+def numbered_datasets(source: ShardSource) -> Iterator[tuple[int, Dataset]]:
+    """Yield (position of its first shard, dataset) for each dataset of a source, in order."""
+    shard = 0
+    while shard < source.num_shards:
+        _, dataset, local_shard = source.locate(shard)
+        yield shard, dataset
+        shard += dataset.num_shards - local_shard
+
+
+def is_behind_network(dataset: Dataset) -> bool:
+    """Tell whether reads of a dataset mostly wait for a network."""
+    store = dataset.store
+    return isinstance(store, SharedStore) or (store.access.concurrent and is_remote(store.url))
+
+
+class DatasetItems(NamedTuple):
+    """The items whose shards belong to one dataset."""
+
+    source: str
+    """Name of the dataset in a mixture; "" for a single dataset."""
+    dataset: Dataset
+    numbers: list[int]
+    """Positions of the items among all."""
+    shards: list[int]
+    """The shard of each of them, in the manifest of `dataset`."""
+
+
+def by_dataset(source: ShardSource, shards: Iterable[int]) -> list[DatasetItems]:
+    """Group items by the dataset in which their shards lie.
+
+    Args:
+        source: Numbers the shards.
+        shards: The shard of each item.
+    """
+    groups: dict[str, DatasetItems] = {}
+    for number, shard in enumerate(shards):
+        name, dataset, local_shard = source.locate(shard)
+        group = groups.setdefault(name, DatasetItems(name, dataset, [], []))
+        group.numbers.append(number)
+        group.shards.append(local_shard)
+    return list(groups.values())
+
+
+def load_indexes(source: ShardSource, shards: Iterable[int]) -> int:
+    """Fetch the indexes of shards, all of a dataset side by side. See `ShardIndexes.load`."""
+    return sum(
+        group.dataset.shards.indexes.load(group.shards) for group in by_dataset(source, shards)
+    )
+
+
+def refs_of(source: ShardSource, positions: IntArray) -> list[SampleRef]:
+    """Return (shard, index) of the samples at these positions of all samples, int64 [n]."""
+    refs: dict[int, SampleRef] = {}
+    start = 0
+    for first_shard, dataset in numbered_datasets(source):
+        stop = start + len(dataset)
+        numbers = np.flatnonzero((start <= positions) & (positions < stop))
+        of_dataset = dataset.refs(positions[numbers] - start)
+        shifted = ((first_shard + shard, index) for shard, index in of_dataset)
+        refs |= zip(numbers.tolist(), shifted, strict=True)
+        start = stop
+    return [refs[number] for number in range(positions.size)]
+
+
+def read_sample(source: ShardSource, shard: int, index: int) -> Sample:
+    """Return one raw sample, with its source in a mixture; raises what ``dataset[i]`` raises."""
+    name, dataset, local_shard = source.locate(shard)
+    sample = SampleDict(dataset.read(local_shard, index))
+    if name:
+        sample["__source__"] = name
+    return sample
+
+
+def read_ranges(
+    source: ShardSource, ranges: Sequence[tuple[int, int, int]]
+) -> list[bytes | OSError]:
+    """Return the bytes of each (shard, start, stop), or in its place the error that it met.
+
+    Remote ranges travel side by side, also those of different stores.
+    """
+    groups = by_dataset(source, [shard for shard, _, _ in ranges])
+
+    def read_one_dataset(group: DatasetItems) -> list[bytes | OSError]:
+        numbered = zip(group.numbers, group.shards, strict=True)
+        return group.dataset.shards.read_ranges(
+            [(shard, *ranges[number][1:]) for number, shard in numbered]
+        )
+
+    if sum(group.dataset.store.access.concurrent for group in groups) > 1:
+        with ThreadPoolExecutor(len(groups)) as pool:
+            responses = list(pool.map(read_one_dataset, groups))
+    else:
+        responses = list(map(read_one_dataset, groups))
+    results: dict[int, bytes | OSError] = {}
+    for group, of_group in zip(groups, responses, strict=True):
+        results |= zip(group.numbers, of_group, strict=True)
+    return [results[number] for number in range(len(ranges))]

@@ -14,13 +14,13 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.dataset.bad_list import trim_bad
-from mmstream.dataset.files import require_files
+from mmstream.dataset.bad_list import REMOVED_NAME, read_removed, trim_bad
 from mmstream.dataset.index import (
     Checksums,
     build_index,
@@ -45,13 +45,12 @@ from mmstream.dataset.manifest import (
     ShardInfo,
     name_fault,
 )
-from mmstream.dataset.removed import REMOVED_NAME, read_takedowns
+from mmstream.dataset.open import require_files
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
 from mmstream.tar.header import BLOCK
-from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +113,10 @@ def index_tars(
         if checksums:
             num_bytes = sum(size for name, size in sizes.items() if name not in old.summed)
             logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
-        indexer = _Indexer(store, target, old, overwrite, checksums)
+        index = partial(_index, store, target, old, overwrite, checksums)
         default_threads = 32 if store.access.concurrent else 8  # of a remote store they mostly wait
         with ThreadPoolExecutor(num_threads or default_threads) as pool:
-            indexed = pool.map(lambda item: indexer(*item), sizes.items())
+            indexed = pool.map(index, sizes.items())
             is_hidden = None if progress else True
             tars = list(tqdm(indexed, total=len(sizes), unit="tar", disable=is_hidden))
         data_url = None if target == store else store.url
@@ -126,7 +125,12 @@ def index_tars(
         manifest = replace(manifest, index_parts=() if part is None else (part,))
         if manifest != old.manifest:
             target.write(MANIFEST_NAME, manifest.to_bytes())
-            _remove_parts(target, old, {part.name for part in manifest.index_parts})
+            # Few readers need those that neither this manifest nor the one before lists. These read
+            # the files beside the tars.
+            parts = {part.name for part in (*manifest.index_parts, *old.manifest.index_parts)}
+            for name in old.files:
+                if INDEX_PART_NAME.fullmatch(name) and name not in parts:
+                    target.remove(name)
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
@@ -139,7 +143,8 @@ def index_tars(
 class _OldIndex:
     """The files that earlier calls left at the target, and those that still describe the tars."""
 
-    manifest: Manifest | None
+    manifest: Manifest
+    """Without shards where there is none."""
     shards: Mapping[str, ShardInfo]
     """Those of the manifest, by name."""
     files: Mapping[str, int]
@@ -150,16 +155,6 @@ class _OldIndex:
     """Tars that were replaced since: they have another size than the manifest says."""
     summed: Set[str]
     """Tars whose checksums need not be made again, if they fit the index."""
-
-    @property
-    def erased(self) -> Mapping[str, str]:
-        """The sha256 of tars of which samples were erased."""
-        return self.manifest.erased if self.manifest else {}
-
-    @property
-    def kind(self) -> Literal["written", "indexed"] | None:
-        """The origin of the checksums that the manifest mentions."""
-        return self.manifest.checksums if self.manifest else None
 
 
 def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _OldIndex:
@@ -172,13 +167,12 @@ def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _Old
     """
     manifest = _old_manifest(target)
     files = {name: stat.size for name, stat in target.list().items()}
-    shards = {shard.name: shard for shard in manifest.shards} if manifest else {}
+    shards = {shard.name: shard for shard in manifest.shards}
     replaced = {
         name for name, size in sizes.items() if name in shards and shards[name].num_bytes != size
     }
-    summed: set[str] = set()
-    if not overwrite and manifest is not None and manifest.checksums is not None:
-        summed = {name for name, shard in shards.items() if shard.sha256} - replaced
+    are_summed = not overwrite and manifest.checksums is not None
+    summed = {name for name, shard in shards.items() if shard.sha256 and are_summed} - replaced
     has_columns = any(checksums_name(name) in files for name in sizes)
     return _OldIndex(manifest, shards, files, has_columns, replaced, summed)
 
@@ -188,7 +182,7 @@ def _require_places_of_removed(target: Store, names: Set[str]) -> None:
 
     In another tar they may have other indexes, and would be shown again.
     """
-    taken = {name for takedown in read_takedowns(target) for name in takedown.samples}
+    taken = {name for takedown in read_removed(target).takedowns for name in takedown.samples}
     if lost := sorted(taken - names):
         raise ConfigError(
             f"{target.url}: samples of {escaped(lost[0])} were taken down, and this tar is gone or "
@@ -236,90 +230,87 @@ class _IndexedTar(NamedTuple):
     """This call has made its checksums."""
 
 
-@dataclass(frozen=True)
-class _Indexer:
-    """Makes the index of a tar, and its checksums, where they do not stand already."""
+def _index(
+    store: Store,
+    target: Store,
+    old: _OldIndex,
+    overwrite: bool,
+    checksums: bool,
+    tar: tuple[str, int],
+) -> _IndexedTar:
+    """Make the index of a tar, and its checksums, where they do not stand already.
 
-    store: Store
-    """Where the tars lie."""
-    target: Store
-    """Where the indexes lie."""
-    old: _OldIndex
-    overwrite: bool
-    checksums: bool
-
-    def __call__(self, name: str, size: int) -> _IndexedTar:
-        column_name = checksums_name(name)
-        is_new = (
-            self.overwrite or name in self.old.replaced or index_name(name) not in self.old.files
-        )
-        if is_new:
-            index = encode_index(build_index(self.store, name, size))
-            self.target.write(index_name(name), index)
-        else:
-            index = self._read_index(name, index_size(size // BLOCK))
-        offsets = decode_index(index, index_name(name))
-        if not is_new and name not in self.old.shards:
-            require_whole(self.store, name, size, offsets)
-        info = ShardInfo(name, len(offsets) - 1, size)
-        column = self._read_column(name, index)
-        if self.checksums and (column is None or name not in self.old.summed):
-            column, sha256 = _sum_up(self.store, info, offsets)
-            self.target.write(column_name, encode_checksums(column, index))
-            if self.old.erased.get(name) == sha256:
-                sha256 = self.old.shards[name].sha256 or sha256  # its identity stays
-            else:
-                self._warn_of_other_bytes(name, sha256)
-            return _IndexedTar(replace(info, sha256=sha256), is_new, True, is_summed=True)
-        if column is None and column_name in self.old.files:
-            self.target.remove(column_name)  # of another tar, or of another index
-        if self.checksums:
-            info = replace(info, sha256=self.old.shards[name].sha256)
-        return _IndexedTar(info, is_new, column is not None)
-
-    def _read_index(self, name: str, max_bytes: int) -> bytes:
-        """Return an index. No tar has more samples than blocks."""
-        num_bytes = self.old.files[index_name(name)]
-        if num_bytes > max_bytes:
-            raise ShardError(
-                f"{index_name(name)}: more than {max_bytes} bytes, so it has more samples than the "
-                "tar has blocks; run `mmstream index --overwrite`"
-            )
-        return self.target.read_range(index_name(name), 0, num_bytes)
-
-    def _read_column(self, name: str, index: bytes) -> Checksums | None:
-        """Return the checksums of a tar that lie there, if they belong to this index."""
-        file = checksums_name(name)
-        num_bytes = self.old.files.get(file)
-        if name in self.old.replaced or num_bytes != checksums_size(num_indexed(len(index))):
-            return None
-        try:
-            return decode_checksums(self.target.read_range(file, 0, num_bytes), index, file)
-        except ShardError:
-            return None
-
-    def _warn_of_other_bytes(self, name: str, sha256: str) -> None:
-        if name in self.old.shards and self.old.shards[name].sha256 not in (None, sha256):
+    Args:
+        store: Where the tars lie.
+        target: Where the indexes lie.
+        old: What lies there.
+        overwrite: As for `index_tars`.
+        checksums: As for `index_tars`.
+        tar: Its name, and its size in bytes.
+    """
+    name, size = tar
+    column_name = checksums_name(name)
+    is_new = overwrite or name in old.replaced or index_name(name) not in old.files
+    if is_new:
+        index = encode_index(build_index(store, name, size))
+        target.write(index_name(name), index)
+    else:
+        index = _read_index(target, old, name, index_size(size // BLOCK))
+    offsets = decode_index(index, index_name(name))
+    if not is_new and name not in old.shards:
+        require_whole(store, name, size, offsets)
+    info = ShardInfo(name, len(offsets) - 1, size)
+    column = _read_column(target, old, name, index)
+    if checksums and (column is None or name not in old.summed):
+        digest = hashlib.sha256()
+        samples = read_samples(store, name, size, offsets, digest.update)
+        column = np.array(list(map(sample_checksum, samples)), dtype=np.uint32)  # to the end
+        sha256 = digest.hexdigest()
+        target.write(column_name, encode_checksums(column, index))
+        if old.manifest.erased.get(name) == sha256:
+            sha256 = old.shards[name].sha256 or sha256  # its identity stays
+        elif name in old.shards and old.shards[name].sha256 not in (None, sha256):
             logger.warning(
                 "%s: other bytes than the sha256 of the old manifest says: it was replaced or is "
                 "damaged; its checksums are those of the bytes that it has now",
                 escaped(name),
             )
+        return _IndexedTar(replace(info, sha256=sha256), is_new, True, is_summed=True)
+    if column is None and column_name in old.files:
+        target.remove(column_name)  # of another tar, or of another index
+    if checksums:
+        info = replace(info, sha256=old.shards[name].sha256)
+    return _IndexedTar(info, is_new, column is not None)
 
 
-def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums, str]:
-    """Read a tar whole. Return the checksums of its samples, and its sha256."""
-    digest = hashlib.sha256()
-    samples = read_samples(store, info.name, info.num_bytes, offsets, digest.update)
-    column = np.array(list(map(sample_checksum, samples)), dtype=np.uint32)  # reads to the end
-    return column, digest.hexdigest()
+def _read_index(target: Store, old: _OldIndex, name: str, max_bytes: int) -> bytes:
+    """Return an index. No tar has more samples than blocks."""
+    num_bytes = old.files[index_name(name)]
+    if num_bytes > max_bytes:
+        raise ShardError(
+            f"{index_name(name)}: more than {max_bytes} bytes, so it has more samples than the "
+            "tar has blocks; run `mmstream index --overwrite`"
+        )
+    return target.read_range(index_name(name), 0, num_bytes)
 
 
-def _old_manifest(target: Store) -> Manifest | None:
+def _read_column(target: Store, old: _OldIndex, name: str, index: bytes) -> Checksums | None:
+    """Return the checksums of a tar that lie there, if they belong to this index."""
+    file = checksums_name(name)
+    num_bytes = old.files.get(file)
+    if name in old.replaced or num_bytes != checksums_size(num_indexed(len(index))):
+        return None
+    try:
+        return decode_checksums(target.read_range(file, 0, num_bytes), index, file)
+    except ShardError:
+        return None
+
+
+def _old_manifest(target: Store) -> Manifest:
     try:
         return Manifest.from_bytes(target.read(MANIFEST_NAME))
     except FileNotFoundError:
-        return None
+        pass
     except ManifestError as error:
         logger.warning(
             "%s: a new manifest is made; what else the old one said is lost, such as the sha256 of "
@@ -327,7 +318,7 @@ def _old_manifest(target: Store) -> Manifest | None:
             target.url,
             error,
         )
-        return None
+    return Manifest(())
 
 
 def _manifest(
@@ -342,7 +333,8 @@ def _manifest(
     Checksums that fit their indexes are kept, even where no old manifest tells of them.
     """
     shards = tuple(tar.info for tar in tars)
-    kind, manifest = old.kind, old.manifest
+    manifest = old.manifest
+    kind = manifest.checksums
     if (kind is None and old.has_columns) or any(tar.is_summed for tar in tars):
         kind = "indexed"
     num_without = sum(not tar.has_checksums for tar in tars)
@@ -355,28 +347,14 @@ def _manifest(
             len(tars),
         )
         kind = None
-    if (
-        manifest is not None
-        and manifest.data_url == data_url
-        and _without_sha256(manifest.shards) == _without_sha256(shards)
-    ):
+    are_same = _without_sha256(manifest.shards) == _without_sha256(shards)
+    if manifest.data_url == data_url and are_same:
         shards = shards if checksums else manifest.shards
         return replace(manifest, shards=shards, checksums=kind)
-    erased = {info.name: old.erased[info.name] for info in shards if info.name in old.erased}
+    names = {info.name for info in shards}
+    erased = {name: sha256 for name, sha256 in manifest.erased.items() if name in names}
     source = {"by": "mmstream index"}
     return Manifest(shards, source=source, data_url=data_url, checksums=kind, erased=erased)
-
-
-def _remove_parts(target: Store, old: _OldIndex, names: Set[str]) -> None:
-    """Remove parts that neither this manifest nor the one before lists: few readers need them.
-
-    A reader that does so reads the files beside the tars.
-    """
-    old_parts = old.manifest.index_parts if old.manifest else ()
-    kept = names | {part.name for part in old_parts}
-    for name in old.files:
-        if INDEX_PART_NAME.fullmatch(name) and name not in kept:
-            target.remove(name)
 
 
 def _without_sha256(shards: Sequence[ShardInfo]) -> list[ShardInfo]:

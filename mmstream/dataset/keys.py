@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmstream.dataset.columns import read_columns
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.shards import ShardReader
 from mmstream.errors import ConfigError, ShardError, escaped, where
@@ -29,32 +28,26 @@ from mmstream.types import IntArray, SampleRef
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 16
-"""Shards whose keys are read side by side."""
+"""Shards whose keys or columns are read side by side."""
 
 MANY_SAMPLES = 1_000_000
 """From this number of samples on, a line of the log says that reading their keys takes long."""
 
 MAX_NAMED = 3
-"""Samples of the same key that a message names."""
+"""Samples of the same key, or unknown keys, that a message names."""
 
 
-class KeyTable:
-    """The hash of every key of a dataset, in the order of its samples: 8 bytes a sample."""
-
-    def __init__(self, dataset: Any) -> None:
-        num_samples = int(dataset.counts.sum())
-        if num_samples >= MANY_SAMPLES:
-            logger.info("%s: reading the keys of all samples", escaped(dataset.store.url))
-        self._ends = np.cumsum(dataset.counts)
-        self._hashes = np.zeros(num_samples, dtype=np.int64)
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            hashes = pool.map(partial(_hashes, dataset), range(dataset.num_shards))
-            for stop, of_shard in zip(self._ends, hashes, strict=True):
-                self._hashes[stop - of_shard.size : stop] = of_shard
-
-    def refs(self, key: str) -> list[SampleRef]:
-        """Return all samples that have a key, and perhaps some that do not."""
-        return refs_at(self._ends, np.flatnonzero(self._hashes == hash(key)))
+def key_hashes(dataset: Any) -> IntArray:
+    """Return the hash of every key of a dataset, in the order of its samples: 8 bytes a sample."""
+    num_samples = int(dataset.counts.sum())
+    if num_samples >= MANY_SAMPLES:
+        logger.info("%s: reading the keys of all samples", escaped(dataset.store.url))
+    hashes = np.zeros(num_samples, dtype=np.int64)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        of_shards = pool.map(partial(_hashes, dataset), range(dataset.num_shards))
+        for stop, of_shard in zip(np.cumsum(dataset.counts), of_shards, strict=True):
+            hashes[stop - of_shard.size : stop] = of_shard
+    return hashes
 
 
 def _hashes(dataset: Any, shard: int) -> IntArray:
@@ -67,6 +60,8 @@ def keys_of_shard(dataset: Any, shard: int) -> list[Any]:
     Raises:
         StorageError: The storage failed after retries.
     """
+    from mmstream.dataset.columns import read_columns
+
     try:
         keys: list[Any] = read_columns(dataset, shard, ["key"])["key"].to_pylist()
     except (ConfigError, ShardError):  # no sidecar that can be used
@@ -76,20 +71,20 @@ def keys_of_shard(dataset: Any, shard: int) -> list[Any]:
     return read_keys(dataset.shards, [(shard, index) for index in range(dataset.counts[shard])])
 
 
-def find_key(shards: ShardReader, key: str, table: KeyTable) -> SampleRef:
+def find_key(shards: ShardReader, key: str, hashes: IntArray) -> SampleRef:
     """Return the sample with a key.
 
     Args:
         shards: Where to look.
         key: The whole key, as ``sample["__key__"]`` is.
-        table: Of all keys.
+        hashes: What `key_hashes` returned. Samples with other keys may have the same one.
 
     Raises:
         KeyError: No sample has the key, or several have it. Or a header could not be read that may
             hold it, which the log names.
         StorageError: The storage failed after retries.
     """
-    candidates = table.refs(key)
+    candidates = refs_at(np.cumsum(shards.counts), np.flatnonzero(hashes == hash(key)))
     keys = read_keys(shards, candidates)
     refs = [ref for ref, name in zip(candidates, keys, strict=True) if name == key]
     if not refs:

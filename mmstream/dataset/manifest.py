@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -62,9 +62,16 @@ class ShardInfo:
     """Checksum of the tar. None: it was never computed."""
 
 
+def is_same_shard(shard: ShardInfo, other: ShardInfo) -> bool:
+    """Tell whether two entries are of one shard. Checksums count where both have one."""
+    if None in (shard.sha256, other.sha256):
+        return replace(shard, sha256=None) == replace(other, sha256=None)
+    return shard == other
+
+
 @dataclass(frozen=True)
 class IndexPart:
-    """A part of the dataset's index, for some shards in a row (see `index_part.py`)."""
+    """A part of the dataset's index, for some shards in a row (see `index.py`)."""
 
     name: str
     """Name of the file beside the manifest: ``mmstream.index.`` and 12 hex digits of its sha256."""
@@ -224,6 +231,12 @@ def name_fault(name: str) -> str:
     return ""
 
 
+def require_name(name: str) -> None:
+    """Raise a ConfigError where a name that a person gives cannot stand in that of a file."""
+    if name_fault(name) or "/" in name or len(name.encode()) > 100:
+        raise ConfigError(f"name {escaped(repr(name))}: cannot stand in the name of a file")
+
+
 # -- sealed files ----------------------------------------------------------------------------------
 #
 # Small JSON files have a version and a seal, so that a wrong read of one is noticed. Manifests, bad
@@ -282,7 +295,12 @@ def decode_sealed(data: bytes, name: str, kind: type[T], *, newest: int, cure: s
     Raises:
         ManifestError: The file is not the one that was sealed, is malformed, or of a newer version.
     """
-    _check_seal(data, name, cure)
+    match = _SEAL.search(data, max(0, len(data) - 64))
+    if match is not None and int(match[1], 16) != crc32c.crc32c(data[: match.start()], 0, 0):
+        raise ManifestError(
+            f"{name}: was edited or damaged after it was written (crc32c differs); {cure}, or "
+            'remove its "crc32c" line to accept it as it is'
+        )
     if is_remote(name) and not data.lstrip().startswith(b"{"):
         begin = escaped(data[:40].decode("latin-1"))
         cure = f"a proxy may answer in place of the storage: it begins with {begin!r}"
@@ -296,15 +314,6 @@ def decode_sealed(data: bytes, name: str, kind: type[T], *, newest: int, cure: s
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ConfigError, UnicodeError, RecursionError) as error:
         raise ManifestError(f"{name}: {escaped(error)}; {cure}") from None
-
-
-def _check_seal(data: bytes, name: str, cure: str) -> None:
-    match = _SEAL.search(data, max(0, len(data) - 64))
-    if match is not None and int(match[1], 16) != crc32c.crc32c(data[: match.start()], 0, 0):
-        raise ManifestError(
-            f"{name}: was edited or damaged after it was written (crc32c differs); {cure}, or "
-            'remove its "crc32c" line to accept it as it is'
-        )
 
 
 def read_sealed_as(
@@ -348,3 +357,33 @@ def read_sealed(store: Store, name: str, max_bytes: int, decode: Callable[[bytes
             retry.pause(store.url_of(name), 0.5 * 2 ** len(earlier))
         earlier.append(data)
         store.drop_cache(name, 0, len(data))
+
+
+# -- JSON that is not sealed -----------------------------------------------------------------------
+
+
+def read_json(store: Store, name: str) -> dict[str, Any]:
+    """Return the object that a file holds.
+
+    Raises:
+        ManifestError: It is not JSON, or no object.
+    """
+    try:
+        return msgspec.json.decode(store.read(name), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{store.url_of(name)}: {error}") from None
+
+
+def json_lines(value: object) -> bytes:
+    """Return a value as JSON for people: a line for each entry.
+
+    Raises:
+        ConfigError: A text in it is not UTF-8, such as the name of a file from an old disk.
+    """
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"a name that is not UTF-8 cannot be written down: {escaped(error.object)}; rename "
+            "that file or folder, or name a link to it"
+        ) from None

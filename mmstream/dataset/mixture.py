@@ -18,11 +18,10 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset, ShardLocation
+from mmstream.dataset.dataset import Dataset, ShardLocation, read_sample
 from mmstream.dataset.keys import parse_address, require_own
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.open import expand_braces, open_dataset
-from mmstream.dataset.source import read_sample
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, StateError, escaped
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop

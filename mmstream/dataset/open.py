@@ -11,23 +11,32 @@ import logging
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import braceexpand
 import msgspec
+import numpy as np
 
-from mmstream.dataset.bad_list import BAD_NAME, Indexes, read_bad, read_bad_names
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import require_files
+from mmstream.dataset.bad_list import (
+    BAD_NAME,
+    REMOVED_NAME,
+    Indexes,
+    NamedTakedown,
+    located,
+    read_bad,
+    read_bad_names,
+    read_removed,
+)
+from mmstream.dataset.dataset import Dataset, Takedown
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.dataset.removed import REMOVED_NAME, NamedTakedown, located, read_takedowns
-from mmstream.dataset.union import union_of
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.settings import checked
 from mmstream.storage import (
@@ -35,13 +44,16 @@ from mmstream.storage import (
     ObjectStat,
     SharedStore,
     Store,
+    UnionStore,
     is_remote,
     is_shared,
+    join_url,
     open_store,
     split_url,
 )
 from mmstream.storage.store import MAX_FILE_NAME_BYTES, local_path, require_no_secret
 from mmstream.tar.header import BLOCK
+from mmstream.types import IntArray
 
 StorageKind: TypeAlias = Literal["local", "shared"]
 """How a folder is read."""
@@ -187,7 +199,7 @@ def _open_folder(
         manifest = Manifest.read(store)
         if bad_list and BAD_NAME in stats:
             bad_names = read_bad_names(store)
-        takedowns = read_takedowns(store) if REMOVED_NAME in stats else ()
+        takedowns = read_removed(store).takedowns if REMOVED_NAME in stats else ()
         _warn_of_unnamed(store, manifest, stats)
     data_store = _data_store(store, manifest, allow_foreign_urls)
     return Dataset(
@@ -201,6 +213,34 @@ def _open_folder(
     )
 
 
+def require_files(store: Store) -> None:
+    """Refuse a folder where a manifest, a marker, or a list of samples is there but is not a file.
+
+    `Store.list` leaves out what is not a file. The dataset would open as if there were no manifest,
+    or no bad samples. Only a name that is not there at all counts as missing.
+
+    Args:
+        store: Root of the dataset. An object store holds nothing but objects, and is not asked.
+
+    Raises:
+        ManifestError: One of them is a folder, a FIFO, a device, or a link that leads nowhere.
+    """
+    for name in (MARKER_NAME, MANIFEST_NAME, BAD_NAME, REMOVED_NAME):
+        path = store.local_path(name)
+        if path is None or not os.path.lexists(path):
+            continue
+        try:
+            store.stat(name)
+        except FileNotFoundError:
+            if os.path.lexists(path):  # else another process has removed it since
+                raise ManifestError(
+                    f"{path}: a link that leads nowhere; remove it, or bring its file back"
+                ) from None
+        except OSError as error:
+            reason = error.strerror or str(error).removeprefix(f"{path}: ")
+            raise ManifestError(f"{path}: {reason}; remove it, or put the file back") from None
+
+
 def _read_side_by_side(
     store: Store, bad_list: bool
 ) -> tuple[Manifest | None, dict[str, Indexes] | None, Sequence[NamedTakedown]]:
@@ -211,7 +251,7 @@ def _read_side_by_side(
     """
     with ThreadPoolExecutor(2) as pool:
         bad_names = pool.submit(read_bad_names, store) if bad_list else None
-        takedowns = pool.submit(read_takedowns, store)
+        removed = pool.submit(read_removed, store)
         try:
             manifest = Manifest.read(store)
         except FileNotFoundError:
@@ -220,7 +260,7 @@ def _read_side_by_side(
         if bad_names is not None:
             with suppress(FileNotFoundError):
                 names = bad_names.result()
-        return manifest, names, takedowns.result()
+        return manifest, names, removed.result().takedowns
 
 
 def _warn_of_unnamed(store: Store, manifest: Manifest, names: Iterable[str]) -> None:
@@ -424,7 +464,7 @@ def _open_plain(
     uses_list = bad_list and BAD_NAME in stats
     bad = read_bad(store, manifest, is_subset=is_subset) if uses_list else None
     data_store = _store_to_read(store, storage_kind)
-    takedowns = read_takedowns(store) if REMOVED_NAME in stats else ()
+    takedowns = read_removed(store).takedowns if REMOVED_NAME in stats else ()
     return Dataset(
         manifest,
         data_store,
@@ -433,3 +473,133 @@ def _open_plain(
         stats=stats,
         takedowns=located(takedowns, store, manifest, is_subset=is_subset),
     )
+
+
+# -- several datasets as one, each in its own folder -----------------------------------------------
+#
+# folders -> `open_dataset` of each -> UNION -> a `Dataset` whose shards have prefixed names
+#
+# Each folder keeps its index, sidecars, bad list, takedowns and stored selections. What names a
+# shard inside of a file, such as a sidecar, is read through the dataset of its folder:
+# `Dataset.own`.
+
+
+def union_of(datasets: Sequence[Dataset], *, checksums: bool) -> Dataset:
+    """Return the union of datasets, in their order.
+
+    Args:
+        datasets: At least one. They are of different folders.
+        checksums: As `open_dataset` has it.
+
+    Raises:
+        ConfigError: Two of them have one shard, one was baked, or some have checksums and others
+            none.
+    """
+    _require_apart(datasets)
+    kinds = _kinds_of_checksums(datasets, needed=checksums)
+    prefixes = prefixes_of(dataset.index_store.url for dataset in datasets)
+    shards, index_parts, stats = [], [], dict[str, ObjectStat]()
+    offsets: dict[str, IntArray] | None = None
+    fields, takedowns, bad = Counter[str](), list[Takedown](), list[IntArray]()
+    first_shards = np.cumsum([0, *(dataset.num_shards for dataset in datasets)]).tolist()
+    for prefix, dataset, first in zip(prefixes, datasets, first_shards, strict=False):
+        manifest = dataset.manifest
+        shards += [replace(info, name=f"{prefix}/{info.name}") for info in manifest.shards]
+        index_parts += [
+            replace(
+                part,
+                name=f"{prefix}/{part.name}",
+                first_shard=first + part.first_shard,
+                last_shard=first + part.last_shard,
+            )
+            for part in manifest.index_parts
+        ]
+        if (built := dataset.shards.indexes.built) is not None:
+            own = {f"{prefix}/{name}": columns.offsets() for name, columns in built.items()}
+            offsets = (offsets or {}) | own
+        stats |= {f"{prefix}/{name}": stat for name, stat in dataset.shards.known.items()}
+        fields.update(manifest.fields)
+        bad.append(np.add(dataset.corpus.before_takedowns.bad, (first, 0)))
+        takedowns += [
+            Takedown(reason, np.add(refs, (first, 0))) for reason, refs in dataset.takedowns
+        ]
+    are_counted = all(dataset.manifest.fields or not len(dataset) for dataset in datasets)
+    union = Dataset(
+        Manifest(
+            tuple(shards),
+            dict(fields) if are_counted else {},
+            checksums="written" if kinds == {"written"} else "indexed" if kinds else None,
+            index_parts=tuple(index_parts),
+        ),
+        UnionStore(
+            tuple((p, dataset.store) for p, dataset in zip(prefixes, datasets, strict=True))
+        ),
+        UnionStore(
+            tuple((p, dataset.index_store) for p, dataset in zip(prefixes, datasets, strict=True))
+        ),
+        offsets,
+        np.concatenate(bad),
+        stats,
+        checksums=checksums,
+        takedowns=takedowns,
+    )
+    union.folders = tuple(datasets)
+    return union
+
+
+def prefixes_of(urls: Iterable[str]) -> list[str]:
+    """Return a prefix for each folder: its name, and a number where an earlier one has that.
+
+    So prefixes stay where other folders are added at the end.
+
+    Examples:
+        >>> prefixes_of(["/data/train", "s3://bucket/a/train", "s3://bucket"])
+        ['train', 'train-2', 'bucket']
+    """
+    prefixes: list[str] = []
+    for url in urls:
+        name = re.sub(r"[^\w.-]", "_", posixpath.basename(posixpath.normpath(url))) or "folder"
+        prefix, number = name, 2
+        while prefix in prefixes:
+            prefix, number = f"{name}-{number}", number + 1
+        prefixes.append(prefix)
+    return prefixes
+
+
+def _require_apart(datasets: Sequence[Dataset]) -> None:
+    """Raise a ConfigError where two datasets have one shard, or one was baked."""
+    seen: set[str] = set()
+    for dataset in datasets:
+        url, folder = escaped(dataset.index_store.url), dataset.store.local_path("")
+        root = posixpath.normpath(dataset.store.url) if folder is None else os.path.realpath(folder)
+        tars = {join_url(root, info.name) for info in dataset.manifest.shards}
+        if shared := tars & seen:
+            raise ConfigError(
+                f"open_dataset: {escaped(min(shared))} is a shard of {url} and of a folder before "
+                "it: name each folder once, and none inside another"
+            )
+        seen |= tars
+        if "bake" in dataset.manifest.source:
+            raise ConfigError(
+                f"open_dataset: {url} was baked, and a union is of stored samples: bake the union "
+                "of its sources, or read several bakes with mm.Mixture"
+            )
+
+
+def _kinds_of_checksums(datasets: Sequence[Dataset], *, needed: bool) -> set[str]:
+    """Return the origins of checksums. None, where they are not needed and some have none.
+
+    Raises:
+        ConfigError: They are needed, and only some datasets have them.
+    """
+    kinds = {dataset.manifest.checksums: dataset for dataset in datasets if dataset.num_shards}
+    lacking = kinds.pop(None, None)
+    if lacking is None:
+        return {kind for kind in kinds if kind is not None}
+    if kinds and needed:
+        raise ConfigError(
+            f"open_dataset: {escaped(lacking.index_store.url)} has no checksums of its samples, "
+            "and other folders have: run `mmstream index --checksums` there, or open all with "
+            "checksums=False"
+        )
+    return set()

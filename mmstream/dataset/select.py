@@ -1,6 +1,7 @@
 """Which samples take part: those that fulfil a condition, and selections that are stored.
 
-    condition -> columns of each shard -> bits       `where`, `explain`
+    condition -> columns of each shard -> bits       `where`, `explain`, `bucket_order`
+    hashes of media of each shard -> bits            `split_by_media`
     ``mmstream select`` -> files -> bits, mapped     `select`
 
 What is stored lies beside the index. A set of samples is named by its content and never changes;
@@ -32,31 +33,24 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mmstream.dataset.columns import read_columns, read_media, without_point
-from mmstream.dataset.condition import Condition
-from mmstream.dataset.keys import keys_of_shard
-from mmstream.dataset.manifest import IndexPart, name_fault, read_sealed_as, seal
-from mmstream.dataset.media_split import NEITHER, sides_of
+from mmstream.dataset.keys import MAX_NAMED, NUM_THREADS, keys_of_shard
+from mmstream.dataset.manifest import IndexPart, read_sealed_as, require_name, seal
 from mmstream.dataset.shard_indexes import map_whole
 from mmstream.display.text import count_text
-from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
+from mmstream.errors import ConfigError, ManifestError, ShardError, StateError, escaped
+from mmstream.order import BucketOrder, Buckets, buckets_of
 from mmstream.order.corpus import Corpus, differing_keys
+from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection, num_bit_bytes
 from mmstream.ranks import World, resolve_world
-from mmstream.storage import NotAFileError, ReplacedError, Store, open_store
+from mmstream.storage import NotAFileError, ReplacedError, Store
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
 
-NUM_THREADS = 16
-"""Shards whose columns are read side by side."""
-
 SHARDS_AT_ONCE = 256
 """Shards whose masks may be in memory."""
-
-MAX_NAMED = 3
-"""Unknown keys that a message names."""
 
 Function = Callable[[Any], Any]
 """From a table of Arrow to bool [its rows]."""
@@ -116,6 +110,8 @@ def rule_of(condition: str | Function, columns: Sequence[str] | None = None) -> 
     if isinstance(condition, str):
         if columns is not None:
             raise ConfigError("columns= is for a function: a condition names its columns itself")
+        from mmstream.dataset.condition import Condition
+
         parsed = Condition.parse(condition)
         clauses, text = parsed.clauses, parsed.text
         return Rule(
@@ -172,66 +168,6 @@ def where(
             return _within(dataset, selection, f"where {escaped(rule.text)}")
     _refuse_ranks(f"where {escaped(rule.text)}", dataset, rule.options, world)
     return dataset.with_selection(evaluated(dataset, rule, progress=progress)[0])
-
-
-def each_of(
-    dataset: Any,
-    rules: Sequence[Rule],
-    *,
-    what: str,
-    options: Sequence[str],
-    world: World | None,
-    progress: bool,
-    recompute: bool,
-) -> list[Selection]:
-    """Return the samples of each of some rules over the same columns, which are read once.
-
-    No sample fulfils two of them. Where all of them are stored, nothing is read.
-
-    Args:
-        dataset: The dataset or view. Stored samples are those of the whole dataset.
-        rules: Conditions over the same columns, 255 at most.
-        what: Names them in messages.
-        options: Of `mmstream select`, which stores them.
-        world: As `Dataset.where`.
-        progress: Show a progress bar (on a terminal only).
-        recompute: Ignore stored selections.
-
-    Raises:
-        ConfigError, ManifestError, ShardError, StorageError: As `Dataset.where`.
-    """
-    with suppress(FileNotFoundError):
-        if not recompute:
-            return [_stored(dataset, partial(_where_name, text=rule.text)) for rule in rules]
-    _refuse_ranks(what, dataset, options, world)
-    numbers = np.concatenate(
-        [
-            np.zeros(0, dtype=np.uint8),
-            *_of_shards(dataset, partial(_rule_numbers, dataset, rules), progress),
-        ]
-    )
-    ends = np.cumsum(dataset.counts)
-    return [
-        Selection.of_shards(
-            (part == number for part in np.split(numbers, ends[:-1])), dataset.counts
-        )
-        for number in range(len(rules))
-    ]
-
-
-def _rule_numbers(dataset: Any, rules: Sequence[Rule], shard: int) -> npt.NDArray[np.uint8]:
-    """Return the number of the rule that each sample of a shard fulfils; 255: of none."""
-    import pyarrow.compute as pc
-
-    shown = _shown(dataset, shard)
-    numbers = np.full(shown.size, 255, dtype=np.uint8)
-    if shard and not shown.any():  # as in `_judged`
-        return numbers
-    columns = read_columns(dataset, shard, rules[0].names)
-    for number, rule in enumerate(rules):
-        truth = reduce(pc.and_kleene, rule.truths(columns))
-        numbers[truth.fill_null(False).to_numpy(zero_copy_only=False) & shown] = number
-    return numbers
 
 
 def _refuse_ranks(what: str, dataset: Any, options: Sequence[str], world: World | None) -> None:
@@ -296,6 +232,8 @@ def _judged(dataset: Any, rule: Rule, shard: int) -> tuple[Mask, IntArray]:
     """
     import pyarrow.compute as pc
 
+    from mmstream.dataset.columns import read_columns
+
     shown = _shown(dataset, shard)
     counts = np.zeros((len(rule.clauses) + 1, 3), dtype=np.int64)
     if shard and not shown.any():  # shard 0 also tells which columns there are
@@ -337,79 +275,14 @@ def draws_by(
         by: The column.
         own_draws: The numbers of samples without a value.
     """
+    from mmstream.dataset.columns import read_columns, without_point
+
     values = _of_shards(dataset, lambda shard: read_columns(dataset, shard, [by])[by], True)
     for draws, column in zip(own_draws, values, strict=True):
         for index, value in enumerate(map(without_point, column.to_pylist())):
             if value is not None:
                 draws[index] = (xxh3_64_intdigest(f"{seed}\0{value}".encode()) >> 11) * 2.0**-53
         yield draws
-
-
-def split_by_media(
-    dataset: Any,
-    fraction: float,
-    seed: int,
-    own_draws: Iterable[npt.NDArray[np.float64]],
-    world: World | None,
-) -> tuple[Any, Any]:
-    """Return two views without a common medium. See `Dataset.split`.
-
-    Args:
-        dataset: The dataset. Samples that a view leaves out count too: they may join others.
-        fraction: The share of the first part.
-        seed: Of the draws.
-        own_draws: The numbers of samples without media, by shard.
-        world: As `Dataset.where` has it.
-    """
-    parts: list[Selection] = []
-    if not dataset.folders:  # those of folders do not know which media another folder has
-        with suppress(FileNotFoundError):
-            parts = [
-                _stored(dataset, partial(_where_name, text=text))
-                for text in split_texts(fraction, seed)
-            ]
-    if not parts:
-        words = ["--sample", str(fraction), "--by-media", *(["--seed", str(seed)] if seed else [])]
-        _refuse_ranks("split by_media", dataset, [] if dataset.folders else words, world)
-        parts = _parts_by_media(dataset, fraction, seed, own_draws)
-    first, second = (
-        dataset.with_selection(dataset.selection & part if dataset.selection else part)
-        for part in parts
-    )
-    return first, second
-
-
-def split_texts(fraction: float, seed: int) -> tuple[str, str]:
-    """Return what names the two parts of a split by media, as a text does for a condition."""
-    text = f"part of a split by media, {fraction!r}, seed {seed}"
-    return f"first {text}", f"second {text}"
-
-
-def _parts_by_media(
-    dataset: Any, fraction: float, seed: int, own_draws: Iterable[npt.NDArray[np.float64]]
-) -> list[Selection]:
-    num_media, media = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-    for of_samples, hashes in _of_shards(dataset, partial(read_media, dataset), progress=True):
-        num_media.append(of_samples)
-        media.append(hashes)
-    draws = np.concatenate([np.zeros(0), *own_draws])
-    sides = sides_of(np.concatenate(num_media), np.concatenate(media), draws, fraction, seed)
-    num_first, num_neither = int((sides == 1).sum()), int((sides == NEITHER).sum())
-    if num_neither:
-        logger.warning(
-            "split by media: %s in neither part, because media of both are in them",
-            f"{num_neither:,} of {count_text(len(sides), 'sample')} are",
-        )
-    expected, least = fraction * len(sides), min(fraction, 1 - fraction) * len(sides)
-    if abs(num_first - expected) > max(least / 2, 4 * least**0.5):
-        logger.warning(
-            "split by media: the first part has %s, not %.3g of them, because many share media, "
-            "such as a placeholder",
-            f"{num_first:,} of {count_text(len(sides), 'sample')}",
-            fraction,
-        )
-    of_shards = np.split(sides, np.cumsum(dataset.counts)[:-1])
-    return [Selection.of_shards((s == side for s in of_shards), dataset.counts) for side in (1, 0)]
 
 
 def _shown(dataset: Any, shard: int) -> Mask:
@@ -430,14 +303,6 @@ def _within(dataset: Any, selection: Selection, what: str) -> Any:
             f"{len(dataset):,} that this view shows: choose from the whole dataset"
         )
     return view
-
-
-def _lines_of(keys_file: str) -> frozenset[str]:
-    try:
-        lines = Path(keys_file).read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{escaped(keys_file)}: is not UTF-8 ({error}): one key a line") from None
-    return frozenset(line.removesuffix("\r") for line in lines) - {""}  # U+2028 is of a key
 
 
 def having_keys(
@@ -464,7 +329,11 @@ def having_keys(
     Raises:
         ConfigError: Some lines are of no sample, or there is no line.
     """
-    wanted = _lines_of(keys_file)
+    try:
+        lines = Path(keys_file).read_bytes().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{escaped(keys_file)}: is not UTF-8 ({error}): one key a line") from None
+    wanted = frozenset(line.removesuffix("\r") for line in lines) - {""}  # U+2028 is of a key
     unknown = {line for line in wanted if not erased(line)}
     erased_of: dict[str, list[int]] = {}
     for name, index in (place for line in wanted for place in erased(line)):
@@ -475,6 +344,8 @@ def having_keys(
         if column == "key":
             values = keys_of_shard(dataset, shard)
         else:
+            from mmstream.dataset.columns import read_columns
+
             values = read_columns(dataset, shard, [column])[column].to_pylist()
         mask &= np.array([value in wanted for value in values], dtype=np.bool_)
         known = {values[index] for index in np.flatnonzero(mask)}
@@ -690,12 +561,6 @@ def forget_split(dataset: Any, fraction: float, seed: int) -> None:
         dataset.index_store.remove(_where_name(dataset, text))
 
 
-def require_name(name: str) -> None:
-    """Raise a ConfigError where a name cannot stand in that of a file."""
-    if name_fault(name) or "/" in name or len(name.encode()) > 100:
-        raise ConfigError(f"name {escaped(repr(name))}: cannot stand in the name of a file")
-
-
 def _where_name(dataset: Any, text: str) -> str:
     """Return the name of the file that leads to the samples that fulfil a condition."""
     identity = dataset.shards_identity
@@ -757,7 +622,7 @@ def open_set(store: Store, digest: str, counts: IntArray, *, check: bool = True)
         raise ManifestError(f"{url}: is damaged, or of other shards ({error}); {_CURE}") from None
     stored_counts = np.frombuffer(data, "<i8", num_shards)
     bits = np.frombuffer(data, np.uint8, offset=8 * num_shards)
-    reopen = partial(_reopen, store.url, digest, counts)
+    reopen = partial(open_set, store, digest, counts, check=False)
     selection = Selection(counts, bits, reopen)
     if check:
         if not np.array_equal(stored_counts, counts):
@@ -769,10 +634,6 @@ def open_set(store: Store, digest: str, counts: IntArray, *, check: bool = True)
             raise ManifestError(f"{url}: its bytes are not those of its name; {_CURE}")
     selection.__dict__["digest"] = digest
     return selection
-
-
-def _reopen(url: str, digest: str, counts: IntArray) -> Selection:
-    return open_set(open_store(url), digest, counts, check=False)
 
 
 def saved_corpus(dataset: Any, identity: Mapping[str, Any]) -> Corpus | None:
@@ -792,3 +653,281 @@ def saved_corpus(dataset: Any, identity: Mapping[str, Any]) -> Corpus | None:
         return replace(corpus, selection=open_set(dataset.index_store, digest, corpus.counts))
     except FileNotFoundError:
         return None
+
+
+# -- a split in which no medium is in both parts: `Dataset.split(by_media=True)` -------------------
+#
+# hashes of media, from the sidecars -> `sides_of` -> two selections
+#
+# Samples are looked at in stored order. The first one with a medium draws its part, by the hash of
+# its first medium. Later ones with this medium follow it, and bring their other media there. So
+# samples that are appended move none of those before them.
+#
+# Example: of A with medium 1, B with 2, C with 2 and 3, and D with 3, the last three are in one
+# part. E has 1 and 2. Where A and B are in different parts, E is in neither.
+
+
+def split_by_media(
+    dataset: Any,
+    fraction: float,
+    seed: int,
+    own_draws: Iterable[npt.NDArray[np.float64]],
+    world: World | None,
+) -> tuple[Any, Any]:
+    """Return two views without a common medium. See `Dataset.split`.
+
+    Args:
+        dataset: The dataset. Samples that a view leaves out count too: they may join others.
+        fraction: The share of the first part.
+        seed: Of the draws.
+        own_draws: The numbers of samples without media, by shard.
+        world: As `Dataset.where` has it.
+    """
+    parts: list[Selection] = []
+    if not dataset.folders:  # those of folders do not know which media another folder has
+        with suppress(FileNotFoundError):
+            parts = [
+                _stored(dataset, partial(_where_name, text=text))
+                for text in split_texts(fraction, seed)
+            ]
+    if not parts:
+        words = ["--sample", str(fraction), "--by-media", *(["--seed", str(seed)] if seed else [])]
+        _refuse_ranks("split by_media", dataset, [] if dataset.folders else words, world)
+        parts = _parts_by_media(dataset, fraction, seed, own_draws)
+    first, second = (
+        dataset.with_selection(dataset.selection & part if dataset.selection else part)
+        for part in parts
+    )
+    return first, second
+
+
+def split_texts(fraction: float, seed: int) -> tuple[str, str]:
+    """Return what names the two parts of a split by media, as a text does for a condition."""
+    text = f"part of a split by media, {fraction!r}, seed {seed}"
+    return f"first {text}", f"second {text}"
+
+
+def _parts_by_media(
+    dataset: Any, fraction: float, seed: int, own_draws: Iterable[npt.NDArray[np.float64]]
+) -> list[Selection]:
+    from mmstream.dataset.columns import read_media
+
+    num_media, media = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    for of_samples, hashes in _of_shards(dataset, partial(read_media, dataset), progress=True):
+        num_media.append(of_samples)
+        media.append(hashes)
+    draws = np.concatenate([np.zeros(0), *own_draws])
+    sides = sides_of(np.concatenate(num_media), np.concatenate(media), draws, fraction, seed)
+    num_first, num_neither = int((sides == 1).sum()), int((sides == NEITHER).sum())
+    if num_neither:
+        logger.warning(
+            "split by media: %s in neither part, because media of both are in them",
+            f"{num_neither:,} of {count_text(len(sides), 'sample')} are",
+        )
+    expected, least = fraction * len(sides), min(fraction, 1 - fraction) * len(sides)
+    if abs(num_first - expected) > max(least / 2, 4 * least**0.5):
+        logger.warning(
+            "split by media: the first part has %s, not %.3g of them, because many share media, "
+            "such as a placeholder",
+            f"{num_first:,} of {count_text(len(sides), 'sample')}",
+            fraction,
+        )
+    of_shards = np.split(sides, np.cumsum(dataset.counts)[:-1])
+    return [Selection.of_shards((s == side for s in of_shards), dataset.counts) for side in (1, 0)]
+
+
+NEITHER = -1
+
+
+def sides_of(
+    num_media: IntArray,
+    media: npt.NDArray[np.uint64],
+    draws: npt.NDArray[np.float64],
+    fraction: float,
+    seed: int,
+) -> npt.NDArray[np.int8]:
+    """Return the part of each sample: int8 [num_samples], 1 the first, 0 the second, or `NEITHER`.
+
+    Args:
+        num_media: int64 [num_samples], media of each sample.
+        media: uint64 [their sum], hashes of the media of all samples.
+        draws: float64 [num_samples] from 0 to 1, the draws of samples without media.
+        fraction: The share of the first part.
+        seed: Each seed gives other parts.
+
+    Examples:
+        >>> media = np.array([1, 2, 2, 3, 3], dtype=np.uint64)
+        >>> sides_of(np.array([1, 1, 2, 1]), media, np.zeros(4), 0.5, seed=0).tolist()
+        [0, 1, 1, 1]
+    """
+    starts, has_media = np.cumsum(num_media) - num_media, num_media > 0
+    sides = (draws < fraction).astype(np.int8)
+    sides[has_media] = _draws_of(media[starts[has_media]], seed) < fraction
+    _, numbers, counts = np.unique(media, return_inverse=True, return_counts=True)
+    owners = np.repeat(np.arange(len(num_media)), num_media)
+    side_of: dict[int, int] = {}  # of media that come more than once, and of those beside them
+    for sample in np.unique(owners[counts[numbers] > 1]).tolist():
+        start = starts[sample]
+        own = numbers[start : start + num_media[sample]].tolist()
+        known = {side_of[number] for number in own if number in side_of} or {int(sides[sample])}
+        if len(known) > 1:
+            sides[sample] = NEITHER
+        else:
+            sides[sample] = side = known.pop()
+            side_of.update(dict.fromkeys(own, side))
+    return sides
+
+
+def _draws_of(media: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
+    """Return float64 [n] from 0 to 1: a random number for each hash."""
+    words = media ^ random_words(1, seed, "split by media")
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # those of SplitMix64
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(factor)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+# -- the samples of each bucket of a dataset, and the order over them ------------------------------
+#
+# Each bucket is what `Dataset.where` says of its condition, and ``mmstream select URL --buckets``
+# stores it as such. The columns are read once for all buckets.
+
+
+def bucket_selections(
+    dataset: Any,
+    buckets: Buckets,
+    *,
+    world: World | None = None,
+    recompute: bool = False,
+) -> list[Selection]:
+    """Return the samples of each bucket of a dataset or view.
+
+    Args:
+        dataset: The dataset.
+        buckets: Their column and edges.
+        world: As `Dataset.where`.
+        recompute: Ignore stored selections.
+
+    Raises:
+        ConfigError: There is no such column, it does not compare with the edges, or there are
+            several ranks and nothing is stored.
+        ManifestError: What is stored is damaged.
+        ShardError, StorageError: Columns cannot be read.
+    """
+    rules = [rule_of(condition) for condition in buckets.conditions]
+    if len(rules[0].names) != 1:
+        raise ConfigError(f"Buckets({buckets.column!r}): name one column")
+    with suppress(FileNotFoundError):
+        if not recompute:
+            return [_stored(dataset, partial(_where_name, text=rule.text)) for rule in rules]
+    shapes = ("x".join(map(str, edge)) for edge in buckets.edges if isinstance(edge, tuple))
+    edges = ",".join(shapes if buckets.has_shapes else map(str, buckets.edges))
+    options = ("--buckets", buckets.column, "--edges", edges)
+    _refuse_ranks(f"Buckets({buckets.column!r})", dataset, options, world)
+    # A byte a sample, because each selection asks for the masks of all shards.
+    numbers = list(_of_shards(dataset, partial(_bucket_numbers, dataset, rules), progress=True))
+    return [
+        Selection.of_shards((of_shard == number for of_shard in numbers), dataset.counts)
+        for number in range(len(rules))
+    ]
+
+
+def _bucket_numbers(dataset: Any, rules: Sequence[Rule], shard: int) -> npt.NDArray[np.uint8]:
+    """Return the number of the bucket of each sample of a shard; 255: it is in none."""
+    import pyarrow.compute as pc
+
+    from mmstream.dataset.columns import read_columns
+
+    shown = _shown(dataset, shard)
+    numbers = np.full(shown.size, 255, dtype=np.uint8)
+    if shard and not shown.any():  # as in `_judged`
+        return numbers
+    columns = read_columns(dataset, shard, rules[0].names)
+    for number, rule in enumerate(rules):
+        truth = reduce(pc.and_kleene, rule.truths(columns))
+        numbers[truth.fill_null(False).to_numpy(zero_copy_only=False) & shown] = number
+    return numbers
+
+
+def store_buckets(dataset: Any, buckets: Buckets, *, overwrite: bool) -> list[int]:
+    """Store the samples of each bucket beside the index. Return how many they are.
+
+    Raises:
+        ConfigError, ShardError, StorageError: As `bucket_selections`.
+        LockedError: Another process writes there.
+    """
+    selections = bucket_selections(dataset, buckets, world=World(), recompute=overwrite)
+    for condition, selection in zip(buckets.conditions, selections, strict=True):
+        view = dataset.with_selection(selection)
+        store_selection(
+            view, condition, text=rule_of(condition).text, name=None, overwrite=overwrite
+        )
+    return [selection.num_chosen for selection in selections]
+
+
+def bucket_order(dataset: Any, buckets: Buckets, **settings: Any) -> BucketOrder:
+    """Return the order of a dataset or view with buckets. Rank 0 logs what takes no part.
+
+    Settings are those of `Order.from_counts`.
+
+    Raises:
+        ConfigError: Impossible settings, or fewer samples than one step needs. As
+            `bucket_selections`.
+        ManifestError, ShardError, StorageError: As `bucket_selections`.
+    """
+    selections = bucket_selections(dataset, buckets)
+    corpus = dataset.corpus
+    order = BucketOrder.from_corpus(corpus, buckets, selections, **settings)
+    if resolve_world(None).rank:
+        return order
+    num_outside = corpus.num_samples - order.num_samples
+    if num_outside:
+        limit = "" if buckets.has_shapes else f", or it is above {buckets.edges[-1]}"
+        logger.warning(
+            "buckets of %s: %s are in no bucket and left out, because the value is not known "
+            "(NULL)%s",
+            buckets.column,
+            f"{num_outside:,} of {count_text(corpus.num_samples, 'sample')}",
+            limit,
+        )
+    filled = [
+        edge
+        for edge, selection in zip(buckets.edges, selections, strict=True)
+        if selection.num_chosen
+    ]
+    if len(filled) == 1 < len(selections) and not buckets.has_shapes:
+        logger.warning(
+            "buckets of %s: all samples are in that of %s; are edges in the unit of the column?",
+            buckets.column,
+            filled[0],
+        )
+    # Pictures of joined shapes are cropped to one of them.
+    level = logging.WARNING if buckets.has_shapes else logging.INFO
+    for edge, _, _, joined in order.buckets:
+        if len(joined) > 1:
+            logger.log(
+                level,
+                "buckets of %s: %s also takes the samples of %s, too few for min_steps=%d steps",
+                buckets.column,
+                edge,
+                ", ".join(str(other) for other in joined if other != edge),
+                buckets.min_steps,
+            )
+    return order
+
+
+def saved_bucket_order(dataset: Any, identity: Mapping[str, Any]) -> BucketOrder:
+    """Return the order with buckets that a saved state names.
+
+    Raises:
+        StateError: The state belongs to another dataset, or its buckets have other samples now.
+        ManifestError, ShardError, StorageError: As `bucket_selections`.
+    """
+    buckets = buckets_of(identity)
+    selections = bucket_selections(dataset.with_selection(None), buckets, world=World())
+    try:
+        return BucketOrder.from_saved(identity, dataset.corpus, buckets, selections)
+    except StateError:
+        corpus = saved_corpus(dataset, identity)  # of a view that is stored
+        if corpus is None:
+            raise
+    return BucketOrder.from_saved(identity, corpus, buckets, selections)

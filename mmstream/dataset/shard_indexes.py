@@ -29,25 +29,23 @@ import numpy as np
 
 from mmstream.dataset.index import (
     Checksums,
-    checksums_name,
-    checksums_size,
-    decode_checksums,
-    decode_index,
-    index_name,
-    index_size,
-    require_whole,
-)
-from mmstream.dataset.index_part import (
     PartWriter,
     ShardColumns,
     Table,
+    checksums_name,
+    checksums_size,
     columns_of,
-    columns_size,
+    columns_sizes,
+    decode_checksums,
     decode_columns,
+    decode_index,
     decode_table,
+    index_name,
+    index_size,
+    require_whole,
     table_size,
 )
-from mmstream.dataset.manifest import IndexPart, Manifest, ShardInfo
+from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError, escaped
 from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store, map_file
 from mmstream.storage.local import create_file
@@ -60,7 +58,7 @@ MAX_PART_IN_MEMORY = 64 << 20
 """A remote part of at most this size is read whole: an index of 10 million samples."""
 
 RANGE_BYTES = 8 << 20
-"""Ranges of a file that is read whole."""
+"""Ranges of what is read whole. They are requested side by side."""
 
 
 class PartReader:
@@ -69,19 +67,20 @@ class PartReader:
     Args:
         store: Where the part lies.
         part: What the manifest says of it.
-        counts: int64, samples of each of its shards by the manifest.
-        sizes: int64, bytes of their tars.
+        shards: Those that it describes, by the manifest.
 
     Attributes:
         num_requests: Requests that were sent so far.
         is_usable: False once it came damaged again and again, or was lost.
     """
 
-    def __init__(self, store: Store, part: IndexPart, counts: IntArray, sizes: IntArray) -> None:
+    def __init__(self, store: Store, part: IndexPart, shards: Sequence[ShardInfo]) -> None:
         self.part = part
         self.num_requests = 0
         self.is_usable = True
-        self._store, self._counts, self._sizes = store, counts, sizes
+        self._store = store
+        self._counts = np.array([shard.num_samples for shard in shards], dtype=np.int64)
+        self._sizes = np.array([shard.num_bytes for shard in shards], dtype=np.int64)
         self._data: memoryview | None = None
         self._table: Table | None = None
         self._lock_of: dict[int, threading.Lock] = {}
@@ -108,7 +107,7 @@ class PartReader:
         with self._lock:
             table, data = self._open(), self._data
         rows = [table[shard - self.part.first_shard] for shard in shards]
-        spans = [(int(row["offset"]), columns_size(row)) for row in rows]
+        spans = [(int(row["offset"]), int(columns_sizes(row))) for row in rows]
         responses: Sequence[bytes | memoryview | OSError]
         if data is not None:
             responses = [data[start : start + size] for start, size in spans]
@@ -143,7 +142,11 @@ class PartReader:
         """Map the part, read it whole, or read its table alone. Return the table."""
         if self._table is None:
             data = self._read_first()
-            self._table = self._decode_table(data)
+            table = decode_table(data, self.url, self.part)
+            is_same = np.array_equal(table["num_samples"], self._counts)
+            if not (is_same and np.array_equal(table["num_bytes"], self._sizes)):
+                raise ShardError(f"{self.url}: is of other shards than the manifest names")
+            self._table = table
             self._data = data if len(data) == self.part.num_bytes else None
         return self._table
 
@@ -166,21 +169,12 @@ class PartReader:
                 raise self._explain(piece)
         return memoryview(b"".join(cast(list[bytes], pieces)))
 
-    def _decode_table(self, data: bytes | memoryview) -> Table:
-        table = decode_table(data, self.url, self.part)
-        is_same = np.array_equal(table["num_samples"], self._counts)
-        if not (is_same and np.array_equal(table["num_bytes"], self._sizes)):
-            raise ShardError(f"{self.url}: is of other shards than the manifest names")
-        return table
-
     def _read_ranges(self, spans: Sequence[tuple[int, int]]) -> list[bytes | OSError]:
         self.num_requests += len(spans)
         return self._store.read_ranges([(self.part.name, start, stop) for start, stop in spans])
 
-    def _explain(self, error: Exception) -> Exception:
+    def _explain(self, error: OSError) -> OSError | ShardError:
         """Return a ShardError where the part is not as long as the manifest says, else `error`."""
-        if isinstance(error, FileNotFoundError | ShardError):
-            return error
         if isinstance(error, ReplacedError | NotAFileError):
             return ShardError(str(error))
         with suppress(OSError):
@@ -219,7 +213,10 @@ class ShardIndexes:
         self.built: dict[str, ShardColumns] | None = None
         if built is not None:
             self.built = {name: columns_of(offsets, None) for name, offsets in built.items()}
-        self._readers = [self._reader(part) for part in manifest.index_parts]
+        self._readers = [
+            PartReader(store, part, manifest.shards[part.first_shard : part.last_shard + 1])
+            for part in manifest.index_parts
+        ]
         first_shards = [part.first_shard for part in manifest.index_parts]
         self._first_shards = np.array(first_shards, dtype=np.int64)
         self._kept: dict[int, ShardColumns] = {}
@@ -234,7 +231,9 @@ class ShardIndexes:
         """The lock of this process. One held at a fork would never be released in the child."""
         return self._lock_of.setdefault(os.getpid(), threading.Lock())
 
-    def columns(self, shard: int, count_wrong: Callable[[int], None] | None = None) -> ShardColumns:
+    def columns(
+        self, shard: int, count_wrong: Callable[[int], None] = lambda _: None
+    ) -> ShardColumns:
         """Return where the samples of a shard lie.
 
         Args:
@@ -248,9 +247,8 @@ class ShardIndexes:
         """
         columns = self._kept.get(shard)
         if columns is None:
-            count = count_wrong or (lambda _: None)
-            columns = self._read_part(shard, count) or self.file_columns(
-                shard, has_checksums=self.has_checksums, count_wrong=count
+            columns = self._read_part(shard, count_wrong) or self.file_columns(
+                shard, has_checksums=self.has_checksums, count_wrong=count_wrong
             )
             self._keep(shard, columns)
         return columns
@@ -258,13 +256,22 @@ class ShardIndexes:
     def load(self, shards: Sequence[int]) -> int:
         """Read what `columns` will need for these shards, all requests side by side.
 
-        Nothing is raised: `columns` raises the error of a shard. Returns the number of requests.
+        Nothing is raised: `columns` raises the error of a shard, and reads it again where the
+        storage may be at fault. Returns the number of requests.
         """
-        wanted = [shard for shard in dict.fromkeys(shards) if shard not in self._kept]
         by_reader: dict[PartReader | None, list[int]] = {}
-        for shard in wanted:
+        for shard in [shard for shard in dict.fromkeys(shards) if shard not in self._kept]:
             by_reader.setdefault(self._reader_of(shard), []).append(shard)
-        num_requests = self._load_files(by_reader.pop(None, []))
+        wanted = [
+            shard
+            for shard in by_reader.pop(None, [])
+            if self._is_possible(shard)
+            and self.manifest.shards[shard].name not in (self.built or ())
+        ]
+        for shard, columns in self._read_files(wanted, self.has_checksums).items():
+            if isinstance(columns, ShardColumns):
+                self._keep(shard, columns)
+        num_requests = len(wanted) * (2 if self.has_checksums else 1)
         for reader, numbers in by_reader.items():
             assert reader is not None
             num_before = reader.num_requests
@@ -329,12 +336,6 @@ class ShardIndexes:
             for file, num_bytes in self._files(info, has_checksums).items():
                 self.store.drop_cache(file, 0, num_bytes)
 
-    def _reader(self, part: IndexPart) -> PartReader:
-        shards = self.manifest.shards[part.first_shard : part.last_shard + 1]
-        counts = np.array([shard.num_samples for shard in shards], dtype=np.int64)
-        sizes = np.array([shard.num_bytes for shard in shards], dtype=np.int64)
-        return PartReader(self.store, part, counts, sizes)
-
     def _reader_of(self, shard: int) -> PartReader | None:
         """Return the reader of the part that describes a shard. None: none that can be used."""
         number = int(np.searchsorted(self._first_shards, shard, side="right")) - 1
@@ -387,19 +388,6 @@ class ShardIndexes:
             while self._num_kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
                 first = next(iter(self._kept))
                 self._num_kept_bytes -= self._kept.pop(first).num_bytes
-
-    def _load_files(self, shards: Sequence[int]) -> int:
-        """Read the files beside the tars, all at once. Returns the number of requests."""
-        wanted = [
-            shard
-            for shard in shards
-            if self._is_possible(shard)
-            and self.manifest.shards[shard].name not in (self.built or ())
-        ]
-        for shard, columns in self._read_files(wanted, self.has_checksums).items():
-            if isinstance(columns, ShardColumns):
-                self._keep(shard, columns)
-        return len(wanted) * (2 if self.has_checksums else 1)
 
     def _is_possible(self, shard: int) -> bool:
         """Tell whether a tar is large enough for as many samples as the manifest says."""
@@ -534,6 +522,42 @@ def write_part(
                 columns = replace(columns, checksums=rewritten[info.name])
             writer.add(info.num_bytes, columns)
         return writer.write(store)
+
+
+README_NAME = "README.md"
+"""`datasets.load_dataset` and the viewer of Hugging Face's Hub read the YAML at its top. Without it
+they would take indexes and reports for data. Format:
+https://huggingface.co/docs/hub/datasets-manual-configuration"""
+
+_README = """\
+---
+configs:
+- config_name: default
+  data_files: "*.tar"
+---
+
+Plain WebDataset tars, with indexes and a manifest of mmstream.
+
+- `mmstream.open_dataset(FOLDER)` reads them in any order, and in training.
+- `datasets.load_dataset(FOLDER)` and `webdataset` read them as they are.
+"""
+
+
+def commit(store: Store, manifest: Manifest) -> None:
+    """Write the index in one part, ``README.md``, and last the manifest: it says that all is there.
+
+    Args:
+        store: Holds the shards and the files beside them.
+        manifest: Names the shards.
+
+    Raises:
+        ShardError, StorageError, OSError: As `write_part`.
+    """
+    part = write_part(store, manifest, 0, len(manifest.shards) - 1)
+    if not store.exists(README_NAME):
+        store.write(README_NAME, _README.encode())
+    index_parts = () if part is None else (part,)
+    store.write(MANIFEST_NAME, replace(manifest, index_parts=index_parts).to_bytes())
 
 
 # -- remote files that never change, as files of this machine --------------------------------------

@@ -15,10 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from mmstream.dataset.index import sample_checksum, walk_tar
-from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.index import SampleBounds, sample_checksum, walk_tar
 from mmstream.dataset.manifest import Manifest
-from mmstream.dataset.shard_indexes import ShardIndexes
+from mmstream.dataset.shard_indexes import RANGE_BYTES, ShardIndexes
 from mmstream.errors import ChecksumError, SampleError, ShardError, escaped, where
 from mmstream.storage import (
     NotAFileError,
@@ -38,9 +37,6 @@ MAX_SAMPLE_READS = 8
 
 BLOCK_BYTES = 32 << 20
 """Bytes of a shard that `ShardReader.samples` reads together."""
-
-RANGE_BYTES = 8 << 20
-"""Ranges of a block. They are requested side by side."""
 
 
 class ShardReader:
@@ -68,12 +64,11 @@ class ShardReader:
         self.known = {name: stats[name] for name in names if name in stats} if stats else {}
         self._expect_sizes()
         self._accepted = set[str]()  # replaced shards that are read nevertheless
-        self._urls: dict[int, str] = {}
         self._links: dict[int, dict[int, tuple[int, int]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         versioned = {name: stat for name, stat in self.known.items() if stat.version is not None}
-        return self.__dict__ | {"_urls": {}, "_links": {}, "known": versioned}
+        return self.__dict__ | {"_links": {}, "known": versioned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -96,10 +91,7 @@ class ShardReader:
 
     def url_of(self, shard: int) -> str:
         """Return a shard's URL."""
-        url = self._urls.get(shard)
-        if url is None:
-            url = self._urls[shard] = self.store.url_of(self.name_of(shard))
-        return url
+        return self.store.url_of(self.name_of(shard))
 
     # -- where samples lie -------------------------------------------------------------------------
 
@@ -114,7 +106,7 @@ class ShardReader:
         return self.indexes.columns(shard).offsets()
 
     def bounds(
-        self, shard: int, index: IntArray, count_wrong: Callable[[int], None] | None = None
+        self, shard: int, index: IntArray, count_wrong: Callable[[int], None] = lambda _: None
     ) -> SampleBounds:
         """Return where samples of a shard lie; raises what `offsets` raises.
 
@@ -133,20 +125,6 @@ class ShardReader:
             True
         """
         return self.indexes.columns(shard, count_wrong).bounds(index)
-
-    def load_indexes(self, shards: Sequence[int]) -> int:
-        """Fetch what `bounds` will need for these shards, all requests side by side.
-
-        Nothing is raised: `bounds` raises the error of a shard, and reads it again where the
-        storage may be at fault.
-
-        Args:
-            shards: positions in the manifest.
-
-        Returns:
-            The number of requests.
-        """
-        return self.indexes.load(shards)
 
     def forget_index(self, shard: int) -> None:
         """Read a shard's index again at its next use."""
@@ -368,11 +346,6 @@ class ShardReader:
             if isinstance(response, OSError):
                 raise self.explain(response, shard, stop) from response
         return cast(list[bytes], responses)
-
-    def drop_cache(self, shard: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Make the next reads of ranges of a shard pass what this machine holds of them."""
-        for start, stop in ranges:
-            self.store.drop_cache(self.name_of(shard), start, stop)
 
     def checksum_error(self, shard: int, index: int) -> ChecksumError:
         """Return the error of a sample whose bytes are not those of its checksum."""

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from tqdm import tqdm
 
+from mmstream.dataset.bad_list import read_removed
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import (
     NO_SAMPLES,
@@ -33,7 +34,6 @@ from mmstream.dataset.index import (
     sample_checksum,
 )
 from mmstream.dataset.manifest import IndexPart, ShardInfo
-from mmstream.dataset.removed import read_removed
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.types import IntArray
@@ -196,15 +196,13 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
         return
     if header_error and offsets is not None:  # else the error of the index is reported, below
         yield Problem(name, header_error)
-    is_other_tar = False
+    is_other_tar = offsets is not None and built is not None and built.size != count + 1
     if built is not None and built.size == count + 1:
         if offsets is None or not np.array_equal(built, offsets):
             yield Problem(name, _wrong_index(dataset, name, offsets, built, index_error))
         else:
             yield from _check_columns(dataset, shard, built)
         offsets = built
-    elif offsets is not None:
-        is_other_tar = built is not None
     reader = _SampleReader(dataset, shard, NO_SAMPLES if offsets is None else offsets, decode)
     yield from reader.read_checksums()
     digest = hashlib.sha256()

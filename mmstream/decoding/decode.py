@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from mmstream.dataset.source import ShardSource
+from mmstream.dataset.dataset import ShardSource
 from mmstream.decoding.field import (
     AUDIO,
     IMAGE,

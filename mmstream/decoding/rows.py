@@ -40,7 +40,7 @@ from mmstream.errors import (
 )
 from mmstream.media.fields import call_user
 from mmstream.order import MAX_ATTEMPTS
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.fetcher import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep

@@ -51,7 +51,7 @@ from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead, resolve_vector_math
 from mmstream.errors import SampleError
 from mmstream.media.fields import address
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.fetcher import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep

@@ -36,8 +36,7 @@ import torch
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.dataset import Dataset, ShardSource, datasets_of
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.values import decode_integer, decode_npz, npy_view
 from mmstream.errors import (

@@ -27,7 +27,7 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import escaped
 from mmstream.families.registry import settings_of_families, versions_of
-from mmstream.order.saved import SavedOrder
+from mmstream.order.corpus import SavedOrder
 from mmstream.pipeline import Pipeline
 
 MAX_TEXT = 60

@@ -31,29 +31,31 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.packing.measure_file import (
-    COLUMNS,
-    NOT_MEASURED,
-    UNUSABLE_NAME,
-    Measure,
-    ShardLengths,
-    measure_folder,
-    measure_of_shards,
-    read_lengths,
-    settings_digest,
-    write_lengths,
-)
 from mmstream.packing.plan import (
     PLAN_NAME,
     TOO_LONG,
+    PackLimits,
     PackPlan,
     open_plan,
     plan_folder,
     write_plan,
 )
-from mmstream.packing.plan_report import left_out_of
-from mmstream.packing.planner import make_plan, plan_digest, require_first_shards
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.planner import (
+    COLUMNS,
+    NOT_MEASURED,
+    UNUSABLE_NAME,
+    Measure,
+    ShardLengths,
+    left_out_of,
+    make_plan,
+    measure_folder,
+    measure_of_shards,
+    plan_digest,
+    read_lengths,
+    require_first_shards,
+    settings_digest,
+    write_lengths,
+)
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import num_cores
 from mmstream.processes.workers import run_in_processes

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from mmstream.dataset.source import (
+from mmstream.dataset.dataset import (
     ShardSource,
     load_indexes,
     numbered_datasets,

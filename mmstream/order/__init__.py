@@ -7,10 +7,9 @@ topology, and after every resume.
 
     order.py     the order of one dataset
     mixture/     the order of several datasets, mixed by weights
-    buckets.py   which buckets there are, by the edges of a column
-    bucket_order.py  the order of a dataset whose steps have samples of one bucket
-    corpus.py    what an order knows about a dataset
-    saved.py     what a saved state says of its order
+    buckets.py   which buckets there are, by the edges of a column, and the order of a dataset
+                 whose steps have samples of one bucket
+    corpus.py    what an order knows about a dataset, and what a saved state says of its order
     lanes.py     (step, row) -> slot of the epoch, by lanes and windows; what shared lanes cost
     chunks.py    slot of the epoch -> (shard, index), by permuted chunks; lanes that keep samples
     permute.py   the permutations of both
@@ -22,11 +21,9 @@ is one lane and no permutation: slot = step * G + row.
 """
 
 from mmstream.order.any_order import MAX_ATTEMPTS, NEAR_ATTEMPTS, AnyOrder, Refs, Unit, Window
-from mmstream.order.bucket_order import BucketOrder, buckets_of, without_buckets
-from mmstream.order.buckets import Buckets, aspect_edges
+from mmstream.order.buckets import BucketOrder, Buckets, aspect_edges, buckets_of, without_buckets
 from mmstream.order.corpus import Corpus
-from mmstream.order.mixture.order import MixtureOrder
-from mmstream.order.mixture.recipe import Recipe, Stop
+from mmstream.order.mixture.order import MixtureOrder, Recipe, Stop
 from mmstream.order.order import Order
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The interface of all orders, which the later stages call, its results, and small caches.
+"""What all orders are to the later stages, its results, and small caches.
 
 `Order` and `MixtureOrder` run over samples: a row is a sample. `packing.order.PackOrder` runs over
 packs: a row is a *unit* of several samples, which stay side by side in all results.
@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.order.saved import SavedOrder
+from mmstream.order.corpus import SavedOrder
+from mmstream.order.permute import random_words
+from mmstream.order.settings import require
 from mmstream.types import IntArray, SampleRef
 
 K = TypeVar("K")
@@ -67,24 +69,23 @@ class Unit(NamedTuple):
 
 
 class AnyOrder(Protocol):
-    """The order of all epochs of a run. `Order` describes the methods."""
+    """The order of all epochs of a run. `Order` describes the methods.
 
-    is_packed: bool
+    Where a method has a body, rows are single samples: what packs do is in `PackOrder`.
+    """
+
+    is_packed: bool = False
     """Whether a row is a unit of samples, and not one sample."""
     steps_per_epoch: int
     global_batch_size: int
     """G, rows of a step over all ranks."""
-    repeat: int
+    repeat: int = 1
     """How many rows of a batch each row of the order becomes (`Pipeline(repeat=)`)."""
     seed: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(P, Q), groups of lanes and lanes of a group."""
-
-    @property
-    def stride(self) -> int:
-        """Windows of one lane have numbers that differ by multiples of this."""
+    grid: tuple[int, int]
+    """(P, Q), groups of lanes and lanes of a group."""
+    stride: int
+    """Windows of one lane have numbers that differ by multiples of this."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types."""
@@ -92,8 +93,20 @@ class AnyOrder(Protocol):
     def with_saved_defaults(self, saved: SavedOrder, /) -> AnyOrder:
         """Return this order with the settings that were left to defaults taken from a state."""
 
-    def rows_of(self, epoch: int, step: int, rows: tuple[int, int], /) -> tuple[int, int]:
-        """Return the rows of a step that a rank delivers which has `rows` of G."""
+    def require_step(self, epoch: int, step: int, /) -> None:
+        """Raise a ConfigError where there is no such step."""
+        require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
+        require(
+            0 <= step < self.steps_per_epoch,
+            f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
+        )
+
+    def rows_of(self, _epoch: int, _step: int, rows: tuple[int, int], /) -> tuple[int, int]:
+        """Return the rows of a step that a rank delivers which has `rows` of G.
+
+        Only buckets have steps of fewer rows.
+        """
+        return rows
 
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step."""
@@ -102,14 +115,20 @@ class AnyOrder(Protocol):
         self, epoch: int, step: int, rows: tuple[int, int] | None = None
     ) -> IntArray:
         """Return how many samples each row has, int64 [rows]; 0: padding."""
+        start, stop = rows or self.rows_of(epoch, step, (0, self.global_batch_size))
+        return np.ones(stop - start, dtype=np.int64)
 
     def document_tokens(
         self, epoch: int, step: int, rows: tuple[int, int] | None = None
     ) -> IntArray:
         """Return the measured tokens of each sample of `refs`; 0 where nothing was measured."""
+        start, stop = rows or self.rows_of(epoch, step, (0, self.global_batch_size))
+        return np.zeros(stop - start, dtype=np.int64)
 
     def order_rows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return the row of the order at each position of a step, int64 [rows]."""
+        rows = rows or self.rows_of(epoch, step, (0, self.global_batch_size))
+        return np.arange(*rows, dtype=np.int64)
 
     def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return the number of the window of each row."""
@@ -119,48 +138,36 @@ class AnyOrder(Protocol):
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the samples that take a row of the order where none of its samples is good."""
-
-    def stream(self, epoch: int, step: int, row: int, /) -> tuple[int, int]:
-        """Return (seed, epoch), the key of the random transforms of a row of the order."""
-
-
-class SampleRows:
-    """The methods that all orders share whose rows are single samples."""
-
-    is_packed = False
-    repeat = 1
-    global_batch_size: int
+        return Unit([self.substitute(epoch, step, row, attempt)])
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
-        """Return the sample that replaces a bad one."""
-        raise NotImplementedError
+        """Return (shard, index) of the sample that replaces a bad sample.
 
-    def rows_of(self, _epoch: int, _step: int, rows: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows of a step that a rank delivers: the same of each step."""
-        return rows
+        Attempts 0-7 choose from the row's own window, but not from the same step. Attempts 8-15
+        choose from the whole epoch, and so do all attempts if the window has no other step.
 
-    def document_counts(
-        self, _epoch: int, _step: int, rows: tuple[int, int] | None = None
-    ) -> IntArray:
-        """Return int64 [rows]: how many samples each row has. That is 1."""
-        start, stop = rows or self.rows_of(_epoch, _step, (0, self.global_batch_size))
-        return np.ones(stop - start, dtype=np.int64)
+        Args:
+            epoch: epoch of the bad sample.
+            step: its step.
+            row: its row in the step.
+            attempt: how many substitutes of this row were bad, too.
+        """
+        word = int(random_words(1, self.seed, epoch, "substitute", step, row, attempt)[0])
+        if attempt < NEAR_ATTEMPTS:
+            window = self.window(epoch, int(self.windows(epoch, step)[row]))
+            candidates = np.flatnonzero(window.step != step)
+            if candidates.size:
+                chosen = candidates[word % candidates.size]
+                return int(window.shard[chosen]), int(window.index[chosen])
+        return self._far_substitute(epoch, step, row, word)
 
-    def document_tokens(
-        self, _epoch: int, _step: int, rows: tuple[int, int] | None = None
-    ) -> IntArray:
-        """Return int64 [rows] of 0: nothing is measured."""
-        start, stop = rows or self.rows_of(_epoch, _step, (0, self.global_batch_size))
-        return np.zeros(stop - start, dtype=np.int64)
+    def _far_substitute(self, _epoch: int, _step: int, _row: int, _word: int, /) -> SampleRef:
+        """Return the sample of the whole epoch that a random word stands for."""
+        raise TypeError(f"the rows of a {type(self).__name__} are no single samples")
 
-    def order_rows(self, _epoch: int, _step: int, rows: tuple[int, int] | None = None) -> IntArray:
-        """Return int64 [rows]: the row at each position of a step. Positions are rows here."""
-        rows = rows or self.rows_of(_epoch, _step, (0, self.global_batch_size))
-        return np.arange(*rows, dtype=np.int64)
-
-    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
-        """Return the sample that takes the row of a bad one. See `Order.substitute`."""
-        return Unit([self.substitute(epoch, step, row, attempt)])
+    def stream(self, epoch: int, _step: int, _row: int, /) -> tuple[int, int]:
+        """Return (seed, epoch), the key of the random transforms of a row of the order."""
+        return self.seed, epoch
 
 
 # -- caches of a few entries -----------------------------------------------------------------------

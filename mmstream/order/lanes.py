@@ -74,7 +74,7 @@ class Lanes:
     window: int
     """M, positions that are permuted together."""
     interleave: int
-    """K, segments of a lane that consecutive positions come from."""
+    """K, segments of a lane that consecutive positions come from. 1 where nothing is shuffled."""
     shuffle: bool
 
     @property
@@ -171,11 +171,8 @@ class Lanes:
     def slots(self, number: int, mixed_positions: IntArray) -> IntArray:
         """Return the slot of each position of a window, in the order of delivery."""
         lane = number % self.num_lanes
-        offsets = mixed_positions
-        if self.shuffle:
-            offsets = interleaved(mixed_positions, int(self.sizes[lane]), self.interleave)
-        slots: IntArray = self.starts[lane] + offsets
-        return slots
+        size = int(self.sizes[lane])
+        return int(self.starts[lane]) + interleaved(mixed_positions, size, self.interleave)
 
     def _span(self, number: int) -> tuple[int, int]:
         """Return the positions [start, stop) of a lane that a window covers."""

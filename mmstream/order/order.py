@@ -18,12 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import StateError
-from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window, cached
+from mmstream.order.any_order import AnyOrder, Refs, Window, cached
 from mmstream.order.chunks import ChunkTable, EpochChunks, LaneLists
-from mmstream.order.corpus import Corpus, differing_keys
+from mmstream.order.corpus import Corpus, SavedOrder, differing_keys, making
 from mmstream.order.lanes import Lanes
-from mmstream.order.permute import random_words
-from mmstream.order.saved import SavedOrder, making
 from mmstream.order.settings import (
     SINGLE_SAMPLE,
     ChosenSettings,
@@ -34,7 +32,7 @@ from mmstream.order.settings import (
     require,
 )
 from mmstream.settings import checked, missing_attribute
-from mmstream.types import IntArray
+from mmstream.types import IntArray, SampleRef
 
 ORDER_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. An mmstream without
@@ -58,7 +56,7 @@ TAIL_WINDOW = -1
 """Number of the window of the last, partial step (`drop_last=False`)."""
 
 
-class Order(SampleRows):
+class Order(AnyOrder):
     """The order of all epochs of a dataset. Build it with `Order.from_counts`.
 
     Each epoch has every sample in exactly one row. With `drop_last`, fewer than G samples are left
@@ -180,7 +178,14 @@ class Order(SampleRows):
             [(0, 4), (1, 0), (1, 1), (1, 2)]
         """
         return cls.from_corpus(
-            Corpus.of_lists(counts, names, num_bytes, bad, sizes, checksums),
+            Corpus(
+                np.asarray(counts),
+                names,
+                num_bytes,
+                np.asarray(bad),
+                None if sizes is None else np.asarray(sizes),
+                checksums,
+            ),
             row_shape=row_shape,
             drop_last=drop_last,
             global_batch_size=global_batch_size,
@@ -280,7 +285,8 @@ class Order(SampleRows):
                 corpus are not those of the state, or the bad list is another one. Sizes and
                 checksums are compared where both the state and the corpus have them.
         """
-        corpus = Corpus.of_lists(counts, names, None, bad, sizes, checksums)
+        size_array = None if sizes is None else np.asarray(sizes)
+        corpus = Corpus(np.asarray(counts), names, None, np.asarray(bad), size_array, checksums)
         return cls.from_saved(identity, corpus)
 
     @classmethod
@@ -381,11 +387,7 @@ class Order(SampleRows):
 
     def _rows(self, epoch: int, step: int, rows: tuple[int, int] | None) -> IntArray:
         """Return the numbers of the rows that were asked for; ConfigError: no such step."""
-        require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
-        require(
-            0 <= step < self.steps_per_epoch,
-            f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
-        )
+        self.require_step(epoch, step)
         return np.arange(*(rows or (0, self.global_batch_size)), dtype=np.int64)
 
     def window(self, epoch: int, number: int) -> Window:
@@ -419,32 +421,10 @@ class Order(SampleRows):
         """Windows that are cached: those of about three steps, and three of each lane."""
         return 3 * (self._lanes.num_lanes + self.global_batch_size // self._lanes.window) + 2
 
-    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
-        """Return (shard, index) of the sample that replaces a bad sample.
-
-        Attempts 0-7 choose from the row's own window, but not from the same step. Attempts 8-15
-        choose from the whole epoch, and so do all attempts if the window has no other step.
-
-        Args:
-            epoch: epoch of the bad sample.
-            step: its step.
-            row: its row in the step.
-            attempt: how many substitutes of this row were bad, too.
-        """
-        word = int(random_words(1, self.seed, epoch, "substitute", step, row, attempt)[0])
-        if attempt < NEAR_ATTEMPTS:
-            window = self.window(epoch, int(self.windows(epoch, step)[row]))
-            candidates = np.flatnonzero(window.step != step)
-            if candidates.size:
-                chosen = candidates[word % candidates.size]
-                return int(window.shard[chosen]), int(window.index[chosen])
+    def _far_substitute(self, epoch: int, _step: int, _row: int, word: int) -> SampleRef:
         num_planned = self.num_samples - (self._tail_size if self.drop_last else 0)
         shards, indexes = self._locate(epoch, np.asarray([word % num_planned]))
         return int(shards[0]), int(indexes[0])
-
-    def stream(self, epoch: int, _step: int, _row: int) -> tuple[int, int]:
-        """Return (seed, epoch), the key of the random transforms of a row."""
-        return self.seed, epoch
 
     def _tail_slots(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """Return the slot of each row of the partial step, int64 [G], and whether it is valid.

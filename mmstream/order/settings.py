@@ -425,7 +425,7 @@ def default_settings(
         if row_shape.are_packs:
             most = num_samples // (MIN_LANE_CHUNKS * num_lanes)
             chunk = max(chunk, min(UNITS_OF_SPREAD * row_shape.spread, most))
-        return _small_settings(num_samples, grid, window, chunk)
+        return OrderSettings(grid, window, MAX_INTERLEAVE, _few_chunks(chunk, num_samples))
     return _settings(num_samples, grid, window or budget.window(num_lanes), budget)
 
 
@@ -473,7 +473,8 @@ def mixture_settings(
     if is_small:
         fitting = max(1, int(budget.num_bytes / (num_lanes * mean_bytes)))
         chunk = max(1, round(SMALL_CORPUS_CHUNK / row_shape.num_samples))
-        return _small_settings(num_samples, grid, window or fitting, chunk)
+        chunk = _few_chunks(chunk, num_samples)
+        return OrderSettings(grid, window or fitting, MAX_INTERLEAVE, chunk)
     window = window or budget.window(num_lanes, len(drawn))
     return _settings(num_samples, grid, window, budget, len(drawn))
 
@@ -499,13 +500,6 @@ def _num_lanes(
         global_batch_size,
     )
     return next(lanes for lanes in range(max(1, limit), 0, -1) if global_batch_size % lanes == 0)
-
-
-def _small_settings(
-    num_samples: int, grid: tuple[int, int], window: int, chunk: int
-) -> OrderSettings:
-    """Return the settings of a corpus that fits in its windows."""
-    return OrderSettings(grid, max(1, window), MAX_INTERLEAVE, _few_chunks(chunk, num_samples))
 
 
 def _settings(

@@ -1,12 +1,11 @@
 """Plans of packs: which samples form one row of a batch, decided once, from their lengths.
 
-    measure_file.py  the lengths of all samples: a measure, as a file for each shard
-    settings.py      what a pack may hold
-    planner.py       a measure -> groups of shards -> packs of samples -> a plan
-    plan.py          a plan: documents and sums of its units, its files; those of a mixture as one
+    planner.py       the lengths of all samples: a measure, as a file for each shard; a measure ->
+                     groups of shards -> packs of samples -> a plan, and its report
+    plan.py          a plan: limits, documents and sums of its units, its files; those of a mixture
+                     as one
     order.py         the order over packs, of a dataset or a mixture, answered in samples
     cost.py          what a unit costs a model, and which rank takes which row of a step
-    plan_report.py   how full the packs are, and what is in none
 
 A plan is integers: it needs no tokenizer, no torch and none of the tars.
 """

@@ -54,8 +54,6 @@ class Cost:
     squared_patches: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in dict(vars(self)).items():
-            object.__setattr__(self, name, float(value))
         if not any(astuple(self)):
             raise ConfigError("Cost: every coefficient is 0, so all rows would cost the same")
 

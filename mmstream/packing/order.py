@@ -20,16 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe, Refs, Stop, Unit, Window
-from mmstream.order.any_order import cached
-from mmstream.order.corpus import differing_keys
-from mmstream.order.saved import DATASET, SavedOrder, making
+from mmstream.order.any_order import AnyOrder, cached
+from mmstream.order.corpus import DATASET, SavedOrder, differing_keys, making
 from mmstream.order.settings import RowShape, integer, require
 from mmstream.packing.plan import MixturePlan, PackPlan, Units, UnitSums
 from mmstream.types import IntArray
@@ -45,15 +44,7 @@ Deal: TypeAlias = Callable[[npt.NDArray[Any], int], IntArray]
 """Deals rows to ranks: costs [G], number of ranks -> row of each position [G]."""
 
 
-class _Step(NamedTuple):
-    """Units of some rows of a step, in the order of positions."""
-
-    counts: IntArray
-    """[rows] samples of each row; 0: padding."""
-    units: Units
-
-
-class PackOrder:
+class PackOrder(AnyOrder):
     """The order over the packs of a plan. Build it with `from_plan`.
 
     Attributes:
@@ -63,7 +54,6 @@ class PackOrder:
     """
 
     is_packed = True
-    repeat = 1
     inner: Order | MixtureOrder
     plan: PackPlan | MixturePlan
 
@@ -86,7 +76,7 @@ class PackOrder:
         self._forget()
 
     def _forget(self) -> None:
-        self._steps: dict[tuple[int, int, tuple[int, int]], _Step] = {}
+        self._steps: dict[tuple[int, int, tuple[int, int]], Units] = {}
         self._dealt: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
 
@@ -202,10 +192,6 @@ class PackOrder:
 
     # -- samples of steps and windows ----------------------------------------------------------
 
-    def rows_of(self, _epoch: int, _step: int, rows: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows of a step that a rank delivers: the same of each step."""
-        return rows
-
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step, row by row. Padding rows have none. See `Order.refs`.
 
@@ -214,7 +200,7 @@ class PackOrder:
             step: step of the epoch.
             rows: [start, stop), the positions of a rank. None: all of them.
         """
-        units = self._step(epoch, step, rows).units
+        units = self._step(epoch, step, rows)
         return Refs(units.shard, units.index, np.ones(units.shard.size, dtype=np.bool_))
 
     def document_counts(
@@ -227,7 +213,7 @@ class PackOrder:
         self, epoch: int, step: int, rows: tuple[int, int] | None = None
     ) -> IntArray:
         """Return int64 [N]: the measured tokens of each sample of `refs`."""
-        return self._step(epoch, step, rows).units.num_tokens
+        return self._step(epoch, step, rows).num_tokens
 
     def order_rows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return int64 [rows]: the row of the order at each position."""
@@ -289,15 +275,17 @@ class PackOrder:
 
     # -- units ---------------------------------------------------------------------------------
 
-    def _step(self, epoch: int, step: int, rows: tuple[int, int] | None) -> _Step:
-        """Return the units at some positions of a step. The read stage asks twice for each."""
+    def _step(self, epoch: int, step: int, rows: tuple[int, int] | None) -> Units:
+        """Return the units at some positions of a step. Padding has 0 samples.
+
+        The read stage asks twice for each.
+        """
         key = epoch, step, rows or (0, self.global_batch_size)
 
-        def unpack() -> _Step:
+        def unpack() -> Units:
             numbers, valid = self._numbers(epoch, step, rows)
             units = self._documents(numbers)
-            counts = np.where(valid, units.counts, 0)
-            return _Step(counts, _first_of(units, counts))
+            return _first_of(units, np.where(valid, units.counts, 0))
 
         return cached(self._steps, key, 8, unpack)
 

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from mmap import mmap
@@ -22,18 +22,96 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import IndexPart, ShardInfo, decode_sealed, read_sealed, seal
+from mmstream.dataset.manifest import (
+    IndexPart,
+    ShardInfo,
+    is_same_shard,
+    read_sealed_as,
+    require_name,
+    seal,
+)
 from mmstream.dataset.shard_indexes import map_whole
 from mmstream.errors import ConfigError, ManifestError, ShardError, StateError, escaped
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.order.settings import RowShape
-from mmstream.packing.measure_file import SELECTION, is_same_shard, require_name
-from mmstream.packing.settings import PackLimits
+from mmstream.settings import Within, checked
 from mmstream.storage import ReplacedError, Store, open_store
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
+
+Overlong = Literal["reject", "truncate"]
+"""How a sample that is longer than a pack is treated."""
+
+MAX_PACK_TOKENS = 1 << 30
+"""Longest pack."""
+
+Tokens: TypeAlias = Annotated[
+    int, Within(1, MAX_PACK_TOKENS, f"a whole number from 1 to {MAX_PACK_TOKENS:,}")
+]
+Limit: TypeAlias = Annotated[int, Within(1, 1 << 40, f"a whole number from 1 to {1 << 40:,}")]
+
+
+@checked()
+@dataclass(frozen=True)
+class PackLimits:
+    """What a pack may hold, and which samples are packed.
+
+    Attributes:
+        max_tokens: T, tokens of a pack.
+        max_documents: Documents of a pack. None: no limit.
+        max_images: Images of a pack. None: no limit.
+        max_patches: Patches of all pictures and frames of a pack. None: no limit.
+        max_seconds: Seconds of sound of a pack. None: no limit.
+        document_multiple_of: Each document takes a multiple of this number of tokens.
+        where: Condition over the columns of the measure, such as
+            ``"num_images = 0 or num_label_tokens > 8"``. Other samples are left out. "": all.
+        overlong: "reject" leaves out samples with more than T tokens. "truncate" keeps those of
+            plain text: a `TextDecoder` with ``max_length=T`` cuts them to T tokens. Conversations
+            and samples with media are left out too: a cut may take their answers or media.
+
+    Raises:
+        ConfigError: A number is not positive, T is not a multiple of `document_multiple_of`, or the
+            condition cannot be read.
+
+    Examples:
+        >>> from mmstream.packing.plan import PackLimits
+        >>> PackLimits(8192, max_images=16).max_tokens
+        8192
+    """
+
+    max_tokens: Tokens
+    max_documents: Limit | None = None
+    max_images: Limit | None = None
+    max_patches: Limit | None = None
+    max_seconds: Limit | None = None
+    document_multiple_of: Limit = 1
+    where: str = ""
+    overlong: Overlong = "reject"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens % self.document_multiple_of:
+            raise ConfigError(
+                f"max_tokens {self.max_tokens}: needs a multiple of document_multiple_of "
+                f"{self.document_multiple_of}"
+            )
+        if self.where:
+            import pyarrow as pa
+
+            from mmstream.dataset.condition import Condition
+
+            condition = Condition.parse(self.where)
+            # All columns of a measure are integers, so whether values compare is known at once.
+            condition.evaluate(dict.fromkeys(condition.names, pa.array([], pa.int64())))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings in plain JSON types."""
+        return asdict(self)
+
+
+SELECTION = "selection"
+"""Setting of a measure: the digest of the selection. Absent: all samples were measured."""
 
 LEFT_OUT_REASONS = (
     "unusable",
@@ -114,7 +192,7 @@ class PackPlan:
     Examples:
         >>> import numpy as np
         >>> from mmstream.packing.planner import plan_of_lengths
-        >>> from mmstream.packing.settings import PackLimits
+        >>> from mmstream.packing.plan import PackLimits
         >>> plan = plan_of_lengths([3, 2], [6, 5, 4, 4, 1], PackLimits(10))
         >>> plan.num_units, plan.counts.tolist()
         (2, [2])
@@ -361,8 +439,8 @@ def open_plan(folder: str, expected_digest: str | None = None) -> PackPlan:
 
     Args:
         folder: Path or URL. A remote plan is copied into the cache of this machine, once.
-        expected_digest: SHA-256 of plan.json where another process has opened and checked this
-            plan. Its arrays are not checked again.
+        expected_digest: SHA-256 of what plan.json holds, where another process has opened and
+            checked this plan. Its arrays are not checked again.
 
     Raises:
         FileNotFoundError: There is no plan.
@@ -373,11 +451,12 @@ def open_plan(folder: str, expected_digest: str | None = None) -> PackPlan:
     store = open_store(folder)
     name = store.url_of(PLAN_NAME)
     try:
-        file, file_digest = read_sealed(
-            store, PLAN_NAME, MAX_JSON_BYTES, lambda data: _decode(data, name)
+        file = read_sealed_as(
+            store, PLAN_NAME, MAX_JSON_BYTES, _File, newest=FORMAT_VERSION, cure=_CURE
         )
     except FileNotFoundError:
         raise FileNotFoundError(f"{store.url}: no plan; run `mmstream plan` first") from None
+    file_digest = hashlib.sha256(msgspec.json.encode(file)).hexdigest()
     if expected_digest not in (None, file_digest):
         raise StateError(f"{name}: the plan was replaced while this run used it; start it again")
     num_left_out = sum(shard.num_samples for shard in file.shards) - file.num_members
@@ -392,8 +471,12 @@ def open_plan(folder: str, expected_digest: str | None = None) -> PackPlan:
     unit_rows, members, left_out = (
         part.reshape(shape) for part, shape in zip(np.split(int64, bounds), shapes, strict=True)
     )
+    try:
+        settings = PackLimits(**file.settings)
+    except (ConfigError, TypeError) as error:
+        raise ManifestError(f"{name}: settings: {escaped(error)}; {_CURE}") from None
     plan = PackPlan(
-        settings=_limits(file.settings, name),
+        settings=settings,
         digest=file.digest,
         shards=tuple(file.shards),
         group_stops=np.array(file.group_stops, dtype=np.int64),
@@ -411,18 +494,6 @@ def open_plan(folder: str, expected_digest: str | None = None) -> PackPlan:
     if expected_digest is None:
         _require_whole(plan, name)
     return plan
-
-
-def _decode(data: bytes, name: str) -> tuple[_File, str]:
-    file = decode_sealed(data, name, _File, newest=FORMAT_VERSION, cure=_CURE)
-    return file, hashlib.sha256(data).hexdigest()
-
-
-def _limits(settings: dict[str, Any], name: str) -> PackLimits:
-    try:
-        return PackLimits(**settings)
-    except (ConfigError, TypeError) as error:
-        raise ManifestError(f"{name}: settings: {escaped(error)}; {_CURE}") from None
 
 
 def _arrays(store: Store, file: _File, num_bytes: int, *, check: bool) -> mmap | bytes:
@@ -545,7 +616,7 @@ class MixturePlan:
     Examples:
         >>> import numpy as np
         >>> from mmstream.packing.planner import plan_of_lengths
-        >>> from mmstream.packing.settings import PackLimits
+        >>> from mmstream.packing.plan import PackLimits
         >>> web = plan_of_lengths([3, 2], [6, 5, 4, 4, 1], PackLimits(10))
         >>> books = plan_of_lengths([2], [9, 8], PackLimits(10))
         >>> plan = MixturePlan({"web": web, "books": books}, [2, 1])
@@ -641,7 +712,8 @@ class MixturePlan:
         """
         means = []
         for plan in self.plans.values():
-            total = _total_of(plan, weights_of)
+            is_of_tokens, column = weights_of == "tokens", 1 + UnitSums._fields.index("num_tokens")
+            total = int(plan.unit_rows[:, column].sum()) if is_of_tokens else plan.members.size
             means.append(Fraction(total, plan.num_units) if total else Fraction(1))
         return unit_shares(weights, means)
 
@@ -700,13 +772,6 @@ def unit_shares(weights: Sequence[float], means: Sequence[Fraction]) -> list[int
         ):
             return whole_shares(shares)
     return whole_shares([float(share) for share in exact])
-
-
-def _total_of(plan: PackPlan, weights_of: WeightsOf) -> int:
-    """Return the samples or tokens of all units of a plan."""
-    if weights_of == "samples":
-        return int(plan.members.size)
-    return int(plan.unit_rows[:, 1 + UnitSums._fields.index("num_tokens")].sum())
 
 
 def _common(limits: PackLimits) -> PackLimits:

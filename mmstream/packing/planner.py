@@ -1,32 +1,206 @@
-"""A measure -> a plan: which samples are packed, groups of shards, and the packs of each group."""
+"""Lengths -> a measure -> a plan: which samples are packed, groups of shards, and their packs."""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
-from mmstream.dataset.condition import Condition
-from mmstream.dataset.manifest import ShardInfo
+from mmstream.dataset.manifest import ShardInfo, is_same_shard
+from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, escaped, where
-from mmstream.packing.measure_file import NOT_MEASURED, Measure, is_same_shard
 from mmstream.packing.plan import (
     CONDITION,
+    LEFT_OUT_REASONS,
     NOT_CHOSEN,
     ON_BAD_LIST,
     OVER_A_LIMIT,
     TOO_LONG,
     UNUSABLE,
+    PackLimits,
     PackPlan,
 )
-from mmstream.packing.settings import PackLimits
+from mmstream.storage import Store, open_store
 from mmstream.types import IntArray
+
+# -- the lengths of all samples of a dataset: a measure, as a file of integers for each shard ------
+#
+#     mmstream.measure.DIGEST/      beside the manifest; the digest is that of the settings
+#         <hash of a shard>         its lengths: one line of JSON, then int64 [num_samples, columns]
+#         unusable.jsonl            which samples cannot be used, and why
+#
+# A file is written when its shard is measured, and never changes. So a call that was killed goes on
+# where it was, and appended shards are measured alone.
+
+UNUSABLE_NAME = "unusable.jsonl"
+
+COLUMNS = (
+    "num_tokens",
+    "num_label_tokens",
+    "num_documents",
+    "num_images",
+    "patches",
+    "squared_patches",
+    "num_seconds",
+)
+"""Columns that a plan knows. Only the first must be there: without "num_documents" each sample is
+one document, and without another one all its values are 0."""
+
+NOT_MEASURED = -2
+"""Tokens of a sample that is not chosen."""
+
+NUM_THREADS = 16
+"""Files that are read at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """The lengths of all samples of a dataset.
+
+    Attributes:
+        shards: The shards that were measured, in the order of the dataset.
+        columns: int64 [num_samples] each, by name. ``num_tokens`` must be there, and others of
+            `COLUMNS` may. Further ones, such as "width", are for conditions. In ``num_tokens``,
+            -1 says that the sample cannot be used, -2 that it is not chosen. ``num_label_tokens``
+            does not count the first token of a document. ``patches`` is the sum of p over the media
+            of a sample, each of p patches, and ``squared_patches`` the sum of p * p.
+            ``num_seconds`` is rounded up.
+        settings: What decides the lengths, in plain JSON types: tokenizer, templates, seeds.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mmstream.dataset.manifest import ShardInfo
+        >>> shards = (ShardInfo("a.tar", 2, 10240), ShardInfo("b.tar", 1, 10240))
+        >>> measure = Measure(shards, {"num_tokens": np.array([5, -1, 7])})
+        >>> measure.column("num_documents").tolist(), measure.column("num_images").tolist()
+        ([1, 1, 1], [0, 0, 0])
+    """
+
+    shards: tuple[ShardInfo, ...]
+    columns: Mapping[str, IntArray]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all shards."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def counts(self) -> IntArray:
+        """Samples of each shard, int64 [num_shards]."""
+        return np.array([shard.num_samples for shard in self.shards], dtype=np.int64)
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """int64 [num_shards + 1], samples before each shard, and of all shards."""
+        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the settings: equal for measures that count alike, of whatever samples."""
+        return settings_digest(self.settings)
+
+    def column(self, name: str) -> IntArray:
+        """Return a column, int64 [num_samples]. One that is absent has its default values.
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+        if name in self.columns:
+            return self.columns[name]
+        if name not in COLUMNS:
+            names = ", ".join(sorted({*COLUMNS, *self.columns}))
+            raise ConfigError(f"{escaped(name)}: the measure has no such column, but {names}")
+        default = np.int64(name == "num_documents")
+        return np.broadcast_to(default, self.num_samples)
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Return the hash of settings in plain JSON types."""
+    return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:32]
+
+
+def measure_folder(root: str, settings: Mapping[str, Any]) -> str:
+    """Return where the measure of these settings lies within a folder or URL."""
+    return f"{root.rstrip('/')}/mmstream.measure.{settings_digest(settings)[:12]}"
+
+
+class ShardLengths(NamedTuple):
+    """The lengths of the samples of one shard."""
+
+    values: IntArray
+    """int64 [num_samples, len(COLUMNS)]."""
+    reasons: list[tuple[int, str]]
+    """Which samples cannot be used, and why."""
+
+
+class _Head(msgspec.Struct):
+    crc32c: int
+    reasons: list[tuple[int, str]]
+
+
+def write_lengths(store: Store, shard: ShardInfo, lengths: ShardLengths) -> None:
+    """Write what was measured of a shard."""
+    numbers = np.ascontiguousarray(lengths.values, "<i8").tobytes()
+    head = msgspec.json.encode(_Head(int(crc32c(numbers)), lengths.reasons))
+    store.write(_file_name(shard), head + b"\n" + numbers)
+
+
+def read_lengths(store: Store, shards: Sequence[ShardInfo]) -> list[ShardLengths | None]:
+    """Return what was measured of each shard. None: nothing yet, or its file is damaged."""
+    existing = store.list()
+
+    def read(shard: ShardInfo) -> ShardLengths | None:
+        if _file_name(shard) not in existing:
+            return None
+        head, _, numbers = store.read(_file_name(shard)).partition(b"\n")
+        try:
+            content = msgspec.json.decode(head, type=_Head)
+        except msgspec.MsgspecError:
+            return None
+        if content.crc32c != crc32c(numbers):
+            return None
+        if len(numbers) != shard.num_samples * len(COLUMNS) * 8:
+            return None
+        values = np.frombuffer(numbers, "<i8").reshape(-1, len(COLUMNS))
+        return ShardLengths(values.astype(np.int64), content.reasons)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(read, shards))
+
+
+def measure_of_shards(
+    shards: Sequence[ShardInfo], lengths: Sequence[ShardLengths], settings: Mapping[str, Any]
+) -> Measure:
+    """Return the lengths of all shards as one measure."""
+    values = np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *(of.values for of in lengths)])
+    columns = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(COLUMNS)}
+    return Measure(tuple(shards), columns, settings)
+
+
+def write_measure(measure: Measure, root: str) -> None:
+    """Write a measure into a folder or URL, as `write_lengths` writes it shard by shard."""
+    store = open_store(measure_folder(root, measure.settings))
+    values = np.column_stack([measure.column(name) for name in COLUMNS])
+    for shard, part in zip(
+        measure.shards, np.split(values, np.cumsum(measure.counts)), strict=False
+    ):
+        write_lengths(store, shard, ShardLengths(part, []))
+
+
+def _file_name(shard: ShardInfo) -> str:
+    return hashlib.sha256(msgspec.json.encode(shard)).hexdigest()[:32]
+
 
 # -- shards -> groups, and the samples of a group -> packs -----------------------------------------
 #
@@ -198,9 +372,7 @@ def _in_one_number(costs: IntArray) -> list[int]:
 def _numbered(packs: IntArray) -> IntArray:
     """Number packs by their first sample."""
     _, first, inverse = np.unique(packs, return_index=True, return_inverse=True)
-    numbers = np.empty(first.size, dtype=np.int64)
-    numbers[np.argsort(first)] = np.arange(first.size)
-    return numbers[inverse]
+    return np.argsort(np.argsort(first))[inverse]  # the rank of each first sample
 
 
 # -- a measure -> a plan ---------------------------------------------------------------------------
@@ -261,8 +433,7 @@ class _Group(NamedTuple):
 
 def plan_digest(limits: PackLimits, measure_digest: str) -> str:
     """Return the hash of what decides the units, beside the samples."""
-    content = {"rules": RULES_VERSION, "measure": measure_digest, **limits.as_json()}
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:32]
+    return settings_digest({"rules": RULES_VERSION, "measure": measure_digest, **limits.as_json()})
 
 
 def make_plan(
@@ -381,25 +552,12 @@ def fulfils(where: str, measure: Measure) -> Mask:
     """Return which samples fulfil a condition, bool [num_samples]. Unknown is no."""
     import pyarrow as pa
 
+    from mmstream.dataset.condition import Condition
+
     condition = Condition.parse(where)
     columns = {name: pa.array(measure.column(name)) for name in condition.names}
     truth = condition.evaluate(columns).fill_null(False)
     return np.asarray(truth.to_numpy(zero_copy_only=False))
-
-
-def choose_in_parts(
-    measure: Measure, limits: PackLimits, bad: IntArray | None = None
-) -> Iterator[tuple[int, Chosen]]:
-    """Yield `choose` of some shards after others, and the shard after the last one of each part.
-
-    All samples together would take 100 bytes each.
-    """
-    ends, first = measure.ends, 0
-    while first < len(measure.shards):
-        stop = int(np.searchsorted(ends, ends[first] + SAMPLES_AT_ONCE, side="right")) - 1
-        stop = max(stop, first + 1)
-        yield stop, choose(_part(measure, first, stop), limits, _bad_of(bad, first, stop))
-        first = stop
 
 
 def _part(measure: Measure, first: int, stop: int) -> Measure:
@@ -419,10 +577,16 @@ def _bad_of(bad: IntArray | None, first: int, stop: int) -> IntArray | None:
 
 
 def _shard_tokens(measure: Measure, limits: PackLimits, bad: IntArray | None) -> IntArray:
-    """Return int64 [num_shards], the tokens that the packed samples of each shard take."""
+    """Return int64 [num_shards], the tokens that the packed samples of each shard take.
+
+    Some shards come after others: all samples together would take 100 bytes each.
+    """
     ends, first = measure.ends, 0
     tokens = np.zeros(len(measure.shards), dtype=np.int64)
-    for stop, chosen in choose_in_parts(measure, limits, bad):
+    while first < len(measure.shards):
+        stop = int(np.searchsorted(ends, ends[first] + SAMPLES_AT_ONCE, side="right")) - 1
+        stop = max(stop, first + 1)
+        chosen = choose(_part(measure, first, stop), limits, _bad_of(bad, first, stop))
         totals = np.cumsum(np.where(chosen.is_kept, chosen.costs[:, 0], 0))
         totals = np.concatenate([[0], totals])[ends[first : stop + 1] - ends[first]]
         tokens[first:stop] = np.diff(totals)
@@ -579,3 +743,89 @@ def _group_digest(group: _Group) -> str:
     for numbers in (group.counts, group.members, group.tokens):
         digest.update(np.ascontiguousarray(numbers, dtype="<i8").data)
     return digest.hexdigest()
+
+
+# -- how full the packs of a plan are, and which samples are in none -------------------------------
+#
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Samples that are in no pack.
+
+    Attributes:
+        reason: One of `LEFT_OUT_REASONS`.
+        num_samples: How many.
+        num_tokens: Their tokens, as far as they are known.
+    """
+
+    reason: str
+    num_samples: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The figures of a plan.
+
+    Attributes:
+        num_samples: Samples in packs.
+        num_packs: Packs.
+        fill: Their tokens, as a share of what they could hold.
+        left_out: Samples in no pack, by their reasons.
+        spread: Among the bytes of how many packs in a row the samples of a pack lie.
+        num_short_groups: Groups that hold less than a full group does, without the last one: each
+            comes from an earlier plan that ended there, and has a pack or more that is not full.
+    """
+
+    num_samples: int
+    num_packs: int
+    fill: float
+    left_out: tuple[LeftOut, ...]
+    spread: int
+    num_short_groups: int
+
+    def lines(self, max_tokens: int) -> list[str]:
+        """Return the report as lines of text.
+
+        Args:
+            max_tokens: T of the plan.
+        """
+        lines = [
+            f"{count_text(self.num_samples, 'sample')} in {count_text(self.num_packs, 'pack')} of "
+            f"{max_tokens:,} tokens, {self.fill:.1%} full; samples of a pack lie among "
+            f"{count_text(self.spread, 'pack')}"
+        ]
+        lines += [
+            f"left out: {count_text(entry.num_samples, 'sample')}, "
+            f"{count_text(entry.num_tokens, 'token')}: {entry.reason}"
+            for entry in self.left_out
+        ]
+        if self.num_short_groups:
+            lines.append(
+                f"{self.num_short_groups} groups are short, because shards were appended after "
+                "them; --overwrite plans all shards again, but runs mid-epoch need the old plan"
+            )
+        return lines
+
+
+def plan_report(plan: PackPlan) -> PlanReport:
+    """Return how full the packs of a plan are."""
+    return PlanReport(
+        num_samples=plan.members.size,
+        num_packs=plan.num_units,
+        fill=plan.fill,
+        left_out=left_out_of(plan),
+        spread=plan.spread,
+        num_short_groups=int((plan.counts[:-1] < GROUP_PACKS).sum()),
+    )
+
+
+def left_out_of(plan: PackPlan) -> tuple[LeftOut, ...]:
+    """Return the samples that are in no pack, by their reasons."""
+    reasons, tokens = plan.left_out[:, 1], np.maximum(plan.left_out[:, 2], 0)
+    return tuple(
+        LeftOut(name, int((reasons == number).sum()), int(tokens[reasons == number].sum()))
+        for number, name in enumerate(LEFT_OUT_REASONS)
+        if (reasons == number).any()
+    )

@@ -18,12 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.dataset import taken_down
-from mmstream.dataset.index import sample_checksum, wrong_samples
-from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.dataset import (
+    ShardSource,
+    datasets_of,
+    numbered_datasets,
+    read_ranges,
+    taken_down,
+)
+from mmstream.dataset.index import SampleBounds, sample_checksum, wrong_samples
 from mmstream.dataset.keys import shard_stamp
 from mmstream.dataset.shards import MAX_SAMPLE_READS, ShardReader
-from mmstream.dataset.source import ShardSource, datasets_of, numbered_datasets, read_ranges
 from mmstream.errors import ChecksumError, SampleError, ShardError, where
 from mmstream.order import AnyOrder, Unit
 from mmstream.reading.step import Outcome
@@ -345,8 +349,8 @@ class HeldSamples:
 
         def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
             absolute = [(large.start + start, large.start + stop) for start, stop in ranges]
-            if self._past_caches:
-                shards.drop_cache(shard, absolute)
+            for start, stop in absolute if self._past_caches else ():
+                shards.store.drop_cache(shards.name_of(shard), start, stop)
             num_bytes = sum(stop - start for start, stop in ranges)
             counts.add(num_bytes=num_bytes, num_requests=len(ranges))
             try:

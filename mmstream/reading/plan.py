@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index_part import SampleBounds
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.dataset import Dataset, ShardSource, datasets_of
+from mmstream.dataset.index import SampleBounds
 from mmstream.errors import ConfigError, ShardError
 from mmstream.order import AnyOrder, BucketOrder, Order
 from mmstream.order.lanes import request_factor

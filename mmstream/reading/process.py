@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
-from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
+from mmstream.dataset.dataset import ShardSource, datasets_of, is_behind_network
 from mmstream.errors import MMStreamError
 from mmstream.order import AnyOrder
 from mmstream.processes.machine import num_local_ranks, words_of_exit

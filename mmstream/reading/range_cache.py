@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
+from mmstream.dataset.dataset import Dataset, ShardSource, datasets_of, is_behind_network
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
 from mmstream.reading.fetcher import NO_CHECKSUM, SampleRange

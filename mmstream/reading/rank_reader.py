@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import wrong_samples
-from mmstream.dataset.index_part import SampleBounds
-from mmstream.dataset.source import ShardSource, load_indexes
+from mmstream.dataset.dataset import Dataset, ShardSource, load_indexes
+from mmstream.dataset.index import SampleBounds, wrong_samples
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import NO_CHECKSUM, OF_THE_WHOLE_SHARD, LargeSample, SampleRange
@@ -212,7 +210,7 @@ class RankReader:
     async def warm_up(self) -> None:
         """Load an index before it is asked for: its client is imported and connected then."""
         loop, first = asyncio.get_running_loop(), self._datasets[0]
-        num_requests = await loop.run_in_executor(self._thread, first.shards.load_indexes, [0])
+        num_requests = await loop.run_in_executor(self._thread, first.shards.indexes.load, [0])
         self._counts.add(num_index_requests=num_requests)
 
     def begin(

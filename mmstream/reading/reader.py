@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmstream.dataset.source import ShardSource
+from mmstream.dataset.dataset import ShardSource
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import (
     NO_CHECKSUM,

@@ -29,8 +29,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.source import datasets_of
+from mmstream.dataset.dataset import Dataset, datasets_of
 from mmstream.errors import MMStreamError
 from mmstream.processes.machine import memory_bytes
 from mmstream.processes.workers import follow_main_process

@@ -150,9 +150,10 @@ def _member(
     kind, length = header[156], _number(header[124:136], offset)
     if kind == ord("S"):
         raise _sparse(start)
-    if kind == 0 and _text(header[:100]).endswith("/"):
+    name, prefix = _text(header[:100]), _text(header[345:500])
+    if kind == 0 and name.endswith("/"):
         kind = ord("5")  # how tars older than POSIX mark a folder
-    name, link = long_name or _ustar_name(header), None
+    name, link = long_name or (f"{prefix}/{name}" if prefix else name), None
     if kind in _LINKS:
         link = long_link or _text(header[157:257])
         # A symbolic link names its target from its own folder.
@@ -183,11 +184,6 @@ def _number(field: bytes, offset: int) -> int:
     return int(digits, 8)
 
 
-def _ustar_name(header: bytes) -> str:
-    name, prefix = _text(header[:100]), _text(header[345:500])
-    return f"{prefix}/{name}" if prefix and header[156] not in b"LKS" else name
-
-
 def _pax(payload: bytes, offset: int) -> tuple[str, str, int]:
     """Return (path or "", target of a link or "", size or -1) of a pax header.
 
@@ -206,17 +202,13 @@ def _pax(payload: bytes, offset: int) -> tuple[str, str, int]:
         elif key == b"linkpath":
             link = value.decode("utf-8", "surrogateescape")
         elif key == b"size":
-            size = _pax_size(value, offset)
+            if not value.isdigit() or len(value) > 20:
+                raise ShardError(f"bad pax size at byte {offset}")
+            size = int(value)
         elif key.startswith(b"GNU.sparse"):
             raise _sparse(offset)
         position += int(digits)
     return name, link, size
-
-
-def _pax_size(value: bytes, offset: int) -> int:
-    if not value.isdigit() or len(value) > 20:
-        raise ShardError(f"bad pax size at byte {offset}")
-    return int(value)
 
 
 def _sparse(offset: int) -> ShardError:

@@ -138,7 +138,7 @@ class _Cache:
 
     def _piece_at(self, position: int) -> _Piece | None:
         """Return a piece that has a byte, or None."""
-        number = bisect_right(self._pieces, position, key=_start) - 1
+        number = bisect_right(self._pieces, position, key=itemgetter(0)) - 1
         if number >= 0 and position < self._pieces[number].stop:
             return self._pieces[number]
         return None
@@ -178,7 +178,7 @@ class _Cache:
 
     def _next_held(self, start: int, stop: int) -> int:
         """Return where the first piece after `start` begins, at most `stop`."""
-        number = bisect_right(self._pieces, start, key=_start)
+        number = bisect_right(self._pieces, start, key=itemgetter(0))
         return min(stop, self._pieces[number].start) if number < len(self._pieces) else stop
 
     def _timed(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -190,7 +190,7 @@ class _Cache:
 
     def _hold(self, start: int, data: bytes) -> None:
         piece = _Piece(start, data)
-        self._pieces.insert(bisect_right(self._pieces, start, key=_start), piece)
+        self._pieces.insert(bisect_right(self._pieces, start, key=itemgetter(0)), piece)
         self.checksums.append((start, piece.stop, int(crc32c(data, 0, 0))))
         if self._kept_bytes + len(data) <= KEPT_BYTES:
             self._kept_bytes += len(data)
@@ -206,10 +206,6 @@ class _Cache:
         for piece in pieces:
             self._passing.remove(piece)
             self._pieces.remove(piece)
-
-
-def _start(piece: _Piece) -> int:
-    return piece.start
 
 
 def _cut(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -351,10 +347,6 @@ class RangeFile(io.RawIOBase):
     def seekable(self) -> bool:
         """Return True."""
         return True
-
-    def tell(self) -> int:
-        """Return the position in bytes."""
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a position, and return it."""

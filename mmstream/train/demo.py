@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from mmstream.audit.check_log import check_logs, read_history
+from mmstream.audit import check_logs, read_history
 from mmstream.converting.convert import convert
 from mmstream.converting.options import RowReading
 from mmstream.dataset.open import open_dataset
@@ -34,7 +34,7 @@ from mmstream.processes.workers import safe_environment
 from mmstream.storage import join_url, open_store
 
 if TYPE_CHECKING:
-    from mmstream.audit.check_log import Check
+    from mmstream.audit import Check
     from mmstream.converting.convert import ConvertReport
 
 

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmstream.audit.training_log import SampleLog
+from mmstream.audit import SampleLog
 from mmstream.batching.split import split_rows
 from mmstream.batching.valid import is_flat
 from mmstream.dataset.mixture import open_data

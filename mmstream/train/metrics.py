@@ -299,7 +299,7 @@ class StepLog:
                 - sources: in a mixture, valid rows per source, over all ranks, since the line
                   before
                 - keys, lineage: with `log_keys`, this rank's samples since the line before (see
-                  `mmstream.audit.training_log`)
+                  `mmstream.audit`)
         """
         if self._process.rank == 0:
             logger.info(

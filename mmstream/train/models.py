@@ -33,9 +33,8 @@ from mmstream.batching.valid import (
     target_weights,
     valid_labels,
 )
-from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.dataset import Dataset, datasets_of
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.source import datasets_of
 from mmstream.decoding.audio import AudioDecoder
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode

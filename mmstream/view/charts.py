@@ -14,7 +14,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmstream.audit.training_log import log_files, read_lines
+from mmstream.audit import log_files, read_lines
 from mmstream.dataset.dataset import Dataset
 from mmstream.display.html import round_step
 from mmstream.errors import ConfigError

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmstream.dataset.columns import column_names, read_columns
-from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.dataset import Dataset, numbered_datasets, read_sample
 from mmstream.dataset.select import ClauseCounts, explained, rule_of
-from mmstream.dataset.source import numbered_datasets, read_sample
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, escaped, where
 from mmstream.order import AnyOrder

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from mmstream.dataset.source import load_indexes
+from mmstream.dataset.dataset import load_indexes
 from mmstream.display.contents import Recording, recordings_of
 from mmstream.display.html import (
     TILE_SECONDS,

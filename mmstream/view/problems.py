@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -15,11 +15,10 @@ from starlette.responses import Response
 
 from mmstream.converting.duplicates import Duplicates, find_duplicates, find_leaks
 from mmstream.converting.report import REJECTS_NAME, Reject, all_rejects
-from mmstream.dataset.bad_list import listed_as_bad, read_duplicates
+from mmstream.dataset.bad_list import read_listed
 from mmstream.dataset.columns import read_columns
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
-from mmstream.types import IntArray
 from mmstream.view.content import Content, Source
 from mmstream.view.pages import Pager, number_of, show, tiles_of
 
@@ -70,9 +69,9 @@ def _counts(content: Content, source: Source) -> dict[str, object]:
     counts: dict[str, Callable[[], int]] = {
         "rejects": lambda: sum(1 for _ in _rejects(dataset)),
         "quarantine": lambda: sum(1 for _ in _quarantine(content)),
-        "bad": lambda: len(listed_as_bad(dataset)),
+        "bad": lambda: len(read_listed(dataset, "bad")),
         "takedowns": lambda: sum(len(takedown.refs) for takedown in dataset.takedowns),
-        "dropped": lambda: len(read_duplicates(dataset)),
+        "dropped": lambda: len(read_listed(dataset, "duplicates")),
     }
     known: dict[str, object] = {}
     for name, count in counts.items():
@@ -154,9 +153,9 @@ def _takedowns_page(request: Request, source: Source) -> dict[str, Any]:
 
 
 def _tiles_page(
-    request: Request, source: Source, refs_of: Callable[[Dataset], IntArray], note: str
+    request: Request, source: Source, kind: Literal["bad", "duplicates"], note: str
 ) -> dict[str, Any]:
-    refs = refs_of(source.dataset).tolist()
+    refs = read_listed(source.dataset, kind).tolist()
     pager = Pager.of(request, PAGE_TILES, len(refs))
     shown = [(source.first_shard + s, i) for s, i in refs[pager.start : pager.stop]]
     tiles = tiles_of(request.app.state.content, shown, [note] * len(shown))
@@ -237,9 +236,9 @@ def _pairs(
 _DETAILS: dict[str, Callable[[Request, Source], dict[str, Any]]] = {
     "rejects": _rejects_page,
     "quarantine": _quarantine_page,
-    "bad": partial(_tiles_page, refs_of=listed_as_bad, note="on the bad list"),
+    "bad": partial(_tiles_page, kind="bad", note="on the bad list"),
     "takedowns": _takedowns_page,
-    "dropped": partial(_tiles_page, refs_of=read_duplicates, note="left out as a duplicate"),
+    "dropped": partial(_tiles_page, kind="duplicates", note="left out as a duplicate"),
     "duplicates": _duplicates_page,
     "leaks": _leaks_page,
 }

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from mmstream.dataset.bad_list import listed_as_bad
+from mmstream.dataset.bad_list import read_listed
 from mmstream.dataset.columns import read_rows
 from mmstream.dataset.select import stored_names
 from mmstream.display.html import MAX_FILE_BYTES, played_as, spectrogram_of
@@ -187,7 +187,7 @@ def one(request: Request) -> Response:
         values["row_problem"] = str(error)
     if not content.path:
         values |= _as_shown(request, content, ref)
-        values["is_bad"] = (listed_as_bad(dataset) == (own_shard, ref[1])).all(axis=1).any()
+        values["is_bad"] = (read_listed(dataset, "bad") == (own_shard, ref[1])).all(axis=1).any()
     name = where(content.data.name_of(ref[0]), ref[1])
     return show(request, "one.html", name=name, ref=ref, of=content, **values)
 

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmstream.dataset.bad_list import BAD_NAME, listed_as_bad, read_bad_names, write_bad
+from mmstream.dataset.bad_list import BAD_NAME, read_bad_names, read_listed, write_bad
 from mmstream.dataset.select import rule_of, store_selection
 from mmstream.errors import ConfigError, MMStreamError, where
 from mmstream.storage.write_lock import write_lock
@@ -178,7 +178,7 @@ def _write_bad(request: Request, values: Mapping[str, str]) -> Response:
         with write_lock(dataset.index_store, "view"):
             with suppress(FileNotFoundError):
                 read_bad_names(dataset.index_store)  # a damaged list is not replaced
-            listed = listed_as_bad(dataset)
+            listed = read_listed(dataset, "bad")
             if change.takes_off:
                 listed = listed[~np.isin(listed @ (1 << 32, 1), change.refs @ (1 << 32, 1))]
             else:

@@ -17,8 +17,7 @@ import mmstream as mm
 from mmstream.batching.flat import Pack
 from mmstream.batching.lengths import plan_of_digest
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PackLimits, PackPlan
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 

@@ -118,7 +118,7 @@ def test_the_command_says_how_full_the_packs_are(mmstream, corpus: str) -> None:
         ("--tokenizer bytes --where size>1", "the measure has no such column, but"),
         ("--tokenizer bytes --where size>", "'>' is not understood"),
         ("--tokenizer bytes --document-multiple-of 7", "needs a multiple of"),
-        ("--tokenizer bytes --name a/b", "cannot be the name of a folder"),
+        ("--tokenizer bytes --name a/b", "cannot stand in the name of a file"),
     ],
 )
 def test_wrong_words_are_refused(mmstream, corpus: str, words: str, reason: str) -> None:

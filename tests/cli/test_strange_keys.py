@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.audit.training_log import read_lines
+from mmstream.audit import read_lines
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
 from mmstream.decoding.bad_samples import quarantined_refs

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.converting.plan import MAX_ROWS_PER_SAMPLE, KnownRows, plan_append
+from mmstream.dataset.bad_list import take_down
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import Manifest
-from mmstream.dataset.removed import take_down
 from mmstream.dataset.verify import verify
 from mmstream.storage import open_store
 from tests.converting.test_kill import convert_and_die, moments_of_death

@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 import mmstream as mm
 from mmstream.converting import convert as convert_module
-from mmstream.dataset.files import README_NAME
 from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.shard_indexes import README_NAME
 from mmstream.tar.samples import iter_members
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.convert_corpus import (

@@ -19,7 +19,7 @@ from mmstream.converting.duplicates import (
     near_pairs,
 )
 from mmstream.converting.sidecar import perceptual_hash
-from mmstream.dataset.bad_list import BAD_NAME, read_duplicates, write_bad
+from mmstream.dataset.bad_list import BAD_NAME, read_listed, write_bad
 from tests.helpers.convert_corpus import run, tree, write_rows
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded as saved
@@ -201,7 +201,7 @@ def test_the_command_drops_and_verify_keeps_what_it_dropped(corpus, tmp_path, mm
     code, text, _ = mmstream("verify", out, "--write-bad")
     assert (code, "2 of them as duplicates" in text) == (0, True)
     assert (out / BAD_NAME).read_bytes() == before
-    assert len(read_duplicates(mm.open_dataset(out))) == 2
+    assert len(read_listed(mm.open_dataset(out), "duplicates")) == 2
     assert mmstream("duplicates", out, "--undo")[0] == 0
     assert not (out / BAD_NAME).exists()
     assert mmstream("duplicates", out, "--kind", "id")[0] == 2

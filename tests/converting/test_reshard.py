@@ -9,17 +9,16 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting import reshard as module
-from mmstream.dataset.bad_list import write_bad
-from mmstream.dataset.removed import take_down
-from mmstream.packing.measure_file import (
+from mmstream.dataset.bad_list import take_down, write_bad
+from mmstream.packing.plan import PackPlan, open_plan, plan_folder, write_plan
+from mmstream.packing.planner import (
     Measure,
+    make_plan,
     measure_folder,
     measure_of_shards,
     read_lengths,
     write_measure,
 )
-from mmstream.packing.plan import PackPlan, open_plan, plan_folder, write_plan
-from mmstream.packing.planner import make_plan
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import tree
 from tests.helpers.corpora import write_corpus

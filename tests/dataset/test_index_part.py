@@ -11,12 +11,12 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstream.dataset.index_part import (
+from mmstream.dataset.index import (
     HEADER_BYTES,
     ROW,
     PartWriter,
     columns_of,
-    columns_size,
+    columns_sizes,
     decode_columns,
     decode_table,
 )
@@ -47,7 +47,7 @@ def written(store, *shards):
 def columns_in(data, part, shard=0):
     row = decode_table(data, part.name, part)[shard]
     start = int(row["offset"])
-    return decode_columns(data[start : start + columns_size(row)], row, "a.tar")
+    return decode_columns(data[start : start + int(columns_sizes(row))], row, "a.tar")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def store(tmp_path):
 
 
 def test_the_bytes_of_a_part_are_the_format(store):
-    # A change here is a change of the format, which the docstring of index_part.py describes.
+    # A change here is a change of the format, which index.py describes.
     part = written(store, (4096, [0, 1024, 3072], [0x11223344, 5]), (1 << 26, LONG, None))
     data = store.read(part.name)
     assert data.hex(" ", -8) == GOLDEN
@@ -108,7 +108,7 @@ def resealed(data, part, shard, **values):
         table[name][shard] = value
     start = int(table["offset"][shard])
     if start < len(data) and "columns_crc32c" not in values:
-        size = columns_size(table[shard])
+        size = int(columns_sizes(table[shard]))
         table["columns_crc32c"][shard] = crc32c(data[start : start + size])
     data[12:16] = crc32c(table.tobytes()).to_bytes(4, "little")
     return bytes(data)

@@ -156,7 +156,7 @@ def test_impossible_mixtures_are_refused(datasets, given, named):
 
 
 def test_a_replay_of_a_mixture_tells_what_was_shown(datasets):
-    from mmstream.audit.replay import replay
+    from mmstream.audit import replay
     from mmstream.state import order_of_state
 
     pipe = make_pipeline(mixed(datasets, epoch_steps=9))

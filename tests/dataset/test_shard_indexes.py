@@ -19,11 +19,10 @@ import pytest
 import mmstream as mm
 from mmstream.dataset import open as open_module
 from mmstream.dataset import shard_indexes
-from mmstream.dataset.bad_list import BAD_NAME
+from mmstream.dataset.bad_list import BAD_NAME, REMOVED_NAME
 from mmstream.dataset.index import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.shard_indexes import map_whole
 from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
@@ -93,7 +92,7 @@ def test_a_local_part_is_mapped_and_no_other_file_is_needed(folder):
 def test_a_remote_part_is_read_whole(folder):
     part = part_of(folder)
     dataset = remote(folder)
-    assert dataset.shards.load_indexes(range(5)) == 1
+    assert dataset.shards.indexes.load(range(5)) == 1
     assert_right(dataset, folder)
     assert dataset.store.ranges == [(part.name, 0, part.num_bytes)]
 
@@ -101,9 +100,9 @@ def test_a_remote_part_is_read_whole(folder):
 def test_the_table_and_single_shards_of_a_large_part_are_read_by_ranges(folder, monkeypatch):
     monkeypatch.setattr(shard_indexes, "MAX_PART_IN_MEMORY", 10)
     dataset = remote(folder)
-    assert dataset.shards.load_indexes([0, 3]) == 3
+    assert dataset.shards.indexes.load([0, 3]) == 3
     assert len(dataset.store.range_reads) == 2  # the table; then both shards at once
-    assert dataset.shards.load_indexes([3]) == 0
+    assert dataset.shards.indexes.load([3]) == 0
     assert_right(dataset, folder)
 
 
@@ -160,7 +159,7 @@ def test_a_storage_that_fails_is_an_error_and_no_warning(folder, caplog):
         return StorageError("away")
 
     dataset = watched(mm.open_dataset(folder), fail, maps_files=False, concurrent=True)
-    dataset.shards.load_indexes([0])
+    dataset.shards.indexes.load([0])
     with pytest.raises(StorageError, match="away"):
         dataset.shards.bounds(0, np.array([0]))
     assert not caplog.records
@@ -385,14 +384,14 @@ def dataset(request, tmp_path):
 
 def test_the_indexes_of_many_shards_come_in_one_round_of_requests_and_no_size_is_asked_for(dataset):
     num_files = 2 if dataset.has_checksums else 1
-    assert dataset.shards.load_indexes([0, 3, 3, 4, 1]) == 4 * num_files
+    assert dataset.shards.indexes.load([0, 3, 3, 4, 1]) == 4 * num_files
     assert [len(request) for request in dataset.store.range_reads] == [4 * num_files]
     for shard in (0, 1, 3, 4):
         dataset.shards.bounds(shard, np.array([0]))
     assert len(dataset.store.range_reads) == 1
     assert not dataset.store.size_reads
-    assert dataset.shards.load_indexes([0, 3]) == 0
-    assert dataset.shards.load_indexes([0, 2]) == num_files
+    assert dataset.shards.indexes.load([0, 3]) == 0
+    assert dataset.shards.indexes.load([0, 2]) == num_files
     assert len(dataset.store.range_reads) == 2
 
 
@@ -401,7 +400,7 @@ def test_the_error_of_a_shard_comes_at_its_bounds(dataset):
     store.remove("shard-000000.tar.idx")
     store.write("shard-000001.tar.idx", b"short")
     store.write("shard-000003.tar.idx", store.read("shard-000003.tar.idx") + bytes(8))
-    dataset.shards.load_indexes(range(5))
+    dataset.shards.indexes.load(range(5))
     with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx"):
         dataset.shards.bounds(0, np.array([0]))
     with pytest.raises(ShardError, match="5 bytes, but the manifest says 1 samples"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mmstream as mm
-from mmstream.audit.training_log import SampleLog
+from mmstream.audit import SampleLog
 
 
 def write_logs(

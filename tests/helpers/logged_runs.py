@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mmstream as mm
-from mmstream.audit.check_log import check_logs, read_history, steps_logged
+from mmstream.audit import check_logs, read_history, steps_logged
 from mmstream.cli.training import read_state
 from mmstream.packing.plan import PackPlan
 from mmstream.state import order_of_state

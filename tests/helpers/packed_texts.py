@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 import mmstream as mm
-from mmstream.packing.measure_file import Measure
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.planner import make_plan
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PackLimits, PackPlan
+from mmstream.packing.planner import Measure, make_plan
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from mmstream.dataset.dataset import ShardLocation
-from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.index import SampleBounds
 from mmstream.order import Order
 from mmstream.reading.plan import RankPlan
 from mmstream.reading.rank_reader import HORIZON_BYTES, RankReader
@@ -52,7 +52,7 @@ def corpus_plan(order: Order, rows: tuple[int, int]) -> RankPlan:
         order,
         rows,
         0,
-        bounds=lambda shard, index: dataset.shards.bounds(shard, index, None),
+        bounds=lambda shard, index: dataset.shards.bounds(shard, index),
         access=lambda shard: dataset.store.access,
     )
 
@@ -91,13 +91,17 @@ class _Dataset:
     def shards(self) -> _Dataset:
         return self
 
+    @property
+    def indexes(self) -> _Dataset:
+        return self
+
     def name_of(self, shard: int) -> str:
         return str(shard)
 
-    def load_indexes(self, shards: list[int]) -> int:
+    def load(self, shards: list[int]) -> int:
         return 0
 
-    def bounds(self, shard: int, index: np.ndarray, count: Any) -> SampleBounds:
+    def bounds(self, shard: int, index: np.ndarray, count: Any = None) -> SampleBounds:
         return SampleBounds(index * SAMPLE_BYTES, (index + 1) * SAMPLE_BYTES, None)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.dataset.removed import take_down
+from mmstream.dataset.bad_list import take_down
 from mmstream.packing.cost import deal
 from mmstream.pipeline import PipelineRunner
 from mmstream.ranks import rows_of_rank

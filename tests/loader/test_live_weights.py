@@ -14,9 +14,15 @@ import torch.distributed as dist
 
 import mmstream as mm
 from mmstream import ranks as ranks_module
-from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
-from mmstream.audit.replay import replay
-from mmstream.audit.training_log import SampleLog, log_files, read_lineage
+from mmstream.audit import (
+    SampleLog,
+    check_logs,
+    log_files,
+    orders_logged,
+    read_lineage,
+    replay,
+    steps_logged,
+)
 from mmstream.ranks import World
 from mmstream.state import order_of_state
 from tests.helpers.bad_corpus import policy, write_faulty, write_tiny

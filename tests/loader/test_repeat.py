@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Sampler
 
 import mmstream as mm
-from mmstream.audit.check_log import check_logs, steps_logged
-from mmstream.audit.training_log import log_files, read_lineage
+from mmstream.audit import check_logs, log_files, read_lineage, steps_logged
 from mmstream.order import Order
 from mmstream.ranks import World, rows_of_rank
 from tests.helpers.audit_logs import write_logs

@@ -22,8 +22,8 @@ from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.measuring import plan as module
-from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import open_plan
+from mmstream.packing.planner import Measure
 from mmstream.pipeline import PipelineRunner
 from mmstream.processes.workers import safe_environment
 from mmstream.reading.step import Job
@@ -385,7 +385,7 @@ def test_limits_are_those_of_the_pipeline_or_given(corpus: Path) -> None:
         ({"room": -1}, "room"),
         ({"patch_size": 0}, "patch_size"),
         ({"num_workers": -1}, "num_workers"),
-        ({"name": "a/b"}, "cannot be the name of a folder"),
+        ({"name": "a/b"}, "cannot stand in the name of a file"),
     ],
 )
 def test_impossible_arguments_are_refused(

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.removed import take_down
+from mmstream.dataset.bad_list import take_down
 from mmstream.decoding.sample import WholeText
 from mmstream.display.samples import statistics_lines
 from mmstream.measuring.statistics import Statistics

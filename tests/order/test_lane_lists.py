@@ -12,8 +12,8 @@ from mmstream.order import BucketOrder, Buckets, Corpus, Order
 from mmstream.order.chunks import ChunkTable, LaneLists
 from mmstream.order.selection import Selection
 from mmstream.packing.order import PackOrder
+from mmstream.packing.plan import PackLimits
 from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
 from mmstream.state import make_state, resume
 from tests.helpers.orders import digest, mixture_order, pairs
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus
-from mmstream.order.saved import SavedOrder
+from mmstream.order.corpus import SavedOrder
 from mmstream.packing.order import MixturePackOrder
-from mmstream.packing.plan import MixturePlan, PackPlan, unit_shares
+from mmstream.packing.plan import MixturePlan, PackLimits, PackPlan, unit_shares
 from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
 from mmstream.state import make_state
 from tests.helpers.pack_orders import (
     packs_of_step,

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, Order
-from mmstream.order.saved import SavedOrder
+from mmstream.order.corpus import SavedOrder
 from mmstream.packing.order import PackOrder
-from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan import PackLimits, PackPlan
 from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
 from mmstream.ranks import World, rows_of_rank
 from mmstream.state import make_state
 from mmstream.types import IntArray

@@ -17,16 +17,15 @@ import pytest
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ManifestError, StateError
 from mmstream.packing import plan as plan_module
-from mmstream.packing.measure_file import (
+from mmstream.packing.plan import PackLimits, PackPlan, open_plan, write_plan
+from mmstream.packing.planner import (
     Measure,
     measure_folder,
     measure_of_shards,
+    plan_of_lengths,
     read_lengths,
     write_measure,
 )
-from mmstream.packing.plan import PackPlan, open_plan, write_plan
-from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
 from mmstream.storage import open_store
 
 COUNTS = [40, 0, 25, 60]

@@ -16,11 +16,25 @@ from hypothesis import strategies as st
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError
 from mmstream.packing import planner
-from mmstream.packing.measure_file import Measure
-from mmstream.packing.plan import CONDITION, ON_BAD_LIST, OVER_A_LIMIT, TOO_LONG, UNUSABLE, PackPlan
-from mmstream.packing.plan_report import PlanReport, plan_report
-from mmstream.packing.planner import GROUP_PACKS, best_fit, make_plan, pack_samples, plan_of_lengths
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import (
+    CONDITION,
+    ON_BAD_LIST,
+    OVER_A_LIMIT,
+    TOO_LONG,
+    UNUSABLE,
+    PackLimits,
+    PackPlan,
+)
+from mmstream.packing.planner import (
+    GROUP_PACKS,
+    Measure,
+    PlanReport,
+    best_fit,
+    make_plan,
+    pack_samples,
+    plan_of_lengths,
+    plan_report,
+)
 
 
 def measure_of(counts: list[int], **columns: list[int]) -> Measure:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.index import SampleBounds
 from mmstream.errors import ShardError
 from mmstream.order import Order
 from mmstream.reading.fetcher import SampleRange

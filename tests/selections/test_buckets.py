@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import select as select_module
-from mmstream.dataset.removed import take_down
+from mmstream.dataset.bad_list import take_down
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
 from mmstream.state import order_of_state
@@ -230,7 +229,7 @@ def test_several_ranks_use_what_a_command_has_stored(
     rc, out, _ = mmstream(*shlex.split(command)[1:])
     assert rc == 0
     assert [line.split()[0] for line in out.splitlines()] == ["34", "34", "42", "40"]
-    monkeypatch.setattr(select_module, "read_columns", None)  # nothing is read any more
+    monkeypatch.setattr("mmstream.dataset.columns.read_columns", None)  # nothing is read any more
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert run(pipeline(corpus)).steps == expected

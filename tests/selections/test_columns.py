@@ -247,7 +247,9 @@ def test_columns_of_another_type_are_an_error(dataset, tmp_path, name):
 
 
 def test_nothing_but_a_read_imports_pyarrow():
-    code = "import sys, mmstream.dataset.columns; sys.exit('pyarrow' in sys.modules)"
+    names = "(mm.open_dataset, mm.Pipeline, mm.Loader, mm.PackLimits, select)"
+    code = f"import sys, mmstream as mm, mmstream.dataset.select as select; {names}"
+    code += "; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.removed import take_down
+from mmstream.dataset.bad_list import take_down
 from mmstream.dataset.verify import verify
 from mmstream.order.selection import Selection
 from mmstream.reading.plan import epoch_reads, window_bytes

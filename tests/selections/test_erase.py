@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.converting.erase import digests_of, erase, require_erasable
 from mmstream.converting.sidecar import write_sidecars
+from mmstream.dataset.bad_list import REMOVED_NAME, erased_keys, read_removed, take_down
 from mmstream.dataset.index import build_index
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import Manifest
-from mmstream.dataset.removed import REMOVED_NAME, erased_keys, read_removed, take_down
 from mmstream.dataset.verify import verify
 from mmstream.errors import StorageError, TakenDownError
 from mmstream.storage import open_store

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.audit.replay import replay
-from mmstream.dataset.bad_list import write_bad
-from mmstream.dataset.removed import take_down
+from mmstream.audit import replay
+from mmstream.dataset.bad_list import take_down, write_bad
 from mmstream.order import Order
 from mmstream.state import make_state, order_of_state, resume
 from tests.helpers.bad_corpus import write_tiny

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.converting.sidecar import write_sidecars
-from mmstream.dataset.media_split import NEITHER, sides_of
+from mmstream.dataset.select import NEITHER, sides_of
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import jpeg, write_corpus
 

@@ -220,7 +220,7 @@ def test_several_ranks_need_a_stored_selection_and_are_told_the_command(
         where(dataset, ZH)
     _run(mmstream, str(refused.value), len(CHOSEN))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "read_columns", None)  # nothing reads them again
+        patch.setattr("mmstream.dataset.columns.read_columns", None)  # nothing reads them again
         assert numbers(where(dataset, ZH)) == CHOSEN
     with pytest.raises(mm.ConfigError, match=r'use dataset\.select\("NAME"\)') as refused:
         where(dataset, of_parity, columns=["score"])
@@ -244,7 +244,7 @@ def test_a_condition_in_other_words_finds_what_is_stored(
 ) -> None:
     assert mmstream("select", corpus, "--where", ZH)[0] == 0
     dataset = mm.open_dataset(corpus)
-    monkeypatch.setattr(module, "read_columns", None)
+    monkeypatch.setattr("mmstream.dataset.columns.read_columns", None)
     assert numbers(where(dataset, 'lang=="zh" AND (score>2)')) == CHOSEN
     assert numbers(where(dataset[30:], ZH)) == [n for n in CHOSEN if n >= 30]
     with pytest.raises(mm.ConfigError, match=r"13 samples of the dataset, and none of the 9"):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import mmstream as mm
+from mmstream.dataset.bad_list import REMOVED_NAME, take_down
 from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.removed import REMOVED_NAME, take_down
 from mmstream.storage import write_lock
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.bad_list import listed_as_bad, read_duplicates, write_bad
-from mmstream.dataset.removed import take_down
+from mmstream.dataset.bad_list import read_listed, take_down, write_bad
 from mmstream.dataset.verify import verify
 from mmstream.reading.range_cache import needs_of
 from mmstream.storage import UnionStore, open_store
@@ -139,8 +138,8 @@ def test_each_folder_keeps_its_bad_list_and_takedowns(folders: list[str]) -> Non
     take_down(week, [(1, 4), (0, 0)], "request 2")
     union = mm.open_dataset(folders, storage_kind="shared")
     assert union.bad.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0], [3, 4], [4, 1]]
-    assert listed_as_bad(union).tolist() == [[1, 0], [4, 1]]
-    assert read_duplicates(union).tolist() == [[0, 1]]
+    assert read_listed(union, "bad").tolist() == [[1, 0], [4, 1]]
+    assert read_listed(union, "duplicates").tolist() == [[0, 1]]
     assert union.num_left_out == (3, 3)
     with pytest.raises(mm.errors.TakenDownError, match=r"week/shard-000001.tar\[4\].*request 2"):
         union.find("week/shard-000001.tar[4]")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.order import Corpus, MixtureOrder, Order
-from mmstream.order.mixture.recipe import Recipe
+from mmstream.order.mixture.order import Recipe
 from mmstream.order.selection import Selection
 from tests.helpers.bad_corpus import write_tiny
 

@@ -14,10 +14,8 @@ from mmstream.dataset.index import build_index, encode_index
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.verify import verify
-from mmstream.packing.measure_file import Measure, write_measure
-from mmstream.packing.plan import plan_folder, write_plan
-from mmstream.packing.planner import make_plan
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PackLimits, plan_folder, write_plan
+from mmstream.packing.planner import Measure, make_plan, write_measure
 from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.foreign_tars import field_list, make_tar, read_by_webdataset, special

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.audit.check_log import Check, History, check_logs
-from mmstream.audit.training_log import LoggedRows
+from mmstream.audit import Check, History, LoggedRows, check_logs
 from mmstream.converting.convert import ConvertReport
 from mmstream.train.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows, holds, markdown_report
 from tests.helpers.paths import ROOT
@@ -84,7 +83,7 @@ def test_the_embedded_corpus_names_its_photographers():
 # -- the report -----------------------------------------------------------------------------------
 
 NUM_EPOCHS, STEPS, G, KILLED, SAVED = 3, 10, 6, 17, 15
-CHECK = Check(NUM_EPOCHS * STEPS, 480, 0, 0, 0, 0, 0, ())
+CHECK = Check(NUM_EPOCHS * STEPS, 480, 0, 0, 0, 0, 0, [])
 
 
 def lines(start=0, stop=NUM_EPOCHS * STEPS, world_size=1):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.dataset.source import read_sample
+from mmstream.dataset.dataset import read_sample
 from mmstream.decoding.sample import decode_sample
 from mmstream.loader.device import Normalizer
 from mmstream.train import TrainConfig, TrainResult, loop, train

@@ -29,8 +29,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 import mmstream as mm
-from mmstream.dataset.bad_list import write_bad
-from mmstream.dataset.removed import take_down
+from mmstream.dataset.bad_list import take_down, write_bad
 from mmstream.display.html import decibels, spectrogram_of
 from mmstream.errors import StorageError
 from mmstream.train.tokenizer import byte_tokenizer

@@ -42,30 +42,26 @@ from mmstream.converting.rows.records import parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import (
+    HEADER_BYTES,
+    PartWriter,
     build_index,
+    columns_of,
+    columns_sizes,
     decode_checksums,
+    decode_columns,
     decode_index,
+    decode_table,
     encode_checksums,
     index_name,
     sample_checksum,
-)
-from mmstream.dataset.index_part import (
-    HEADER_BYTES,
-    PartWriter,
-    columns_of,
-    columns_size,
-    decode_columns,
-    decode_table,
     table_size,
 )
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import escaped
-from mmstream.packing.measure_file import Measure
 from mmstream.packing.order import PackOrder
-from mmstream.packing.plan import PLAN_NAME, open_plan, require_plan_of, write_plan
-from mmstream.packing.planner import make_plan
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.plan import PLAN_NAME, PackLimits, open_plan, require_plan_of, write_plan
+from mmstream.packing.planner import Measure, make_plan
 from mmstream.state import resume
 from mmstream.storage import MemoryStore, open_store
 from mmstream.tar.samples import parse_sample
@@ -317,7 +313,7 @@ def _parsers(folder: Path) -> dict[str, Parser]:
         seal = sample_checksum(table_bytes).to_bytes(4, "little")
         table = decode_table(data[:12] + seal + data[HEADER_BYTES:], part.name, part).copy()
         for row in table:
-            content = data[int(row["offset"]) :][: columns_size(row)]
+            content = data[int(row["offset"]) :][: int(columns_sizes(row))]
             row["columns_crc32c"] = sample_checksum(content)
             columns = decode_columns(content, row, "x.tar")
             offsets = columns.offsets()

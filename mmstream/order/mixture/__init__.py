@@ -1,8 +1,8 @@
 """The order of a mixture: several datasets as one stream with exact proportions.
 
-    order.py     the steps of the mixture; the same methods as `Order`; row -> lane draw of a source
-    recipe.py    its settings, and what a saved state stores of them
-    schedule.py  lane and position -> source
+    order.py     the steps of the mixture; the same methods as `Order`; its settings, and what a
+                 saved state stores of them
+    schedule.py  lane and position -> source; row -> lane draw of a source
     source.py    draw of a source -> (shard, index), epoch after epoch of that source
 
 Words used in all of these files:

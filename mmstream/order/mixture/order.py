@@ -12,256 +12,33 @@ counts from the start of the run, over all epochs of the mixture.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window, cached
-from mmstream.order.mixture.recipe import Recipe
-from mmstream.order.mixture.schedule import Schedule, lane_phases
-from mmstream.order.mixture.source import Source
-from mmstream.order.permute import random_words
-from mmstream.order.saved import SavedOrder
-from mmstream.order.settings import require
-from mmstream.types import IntArray
+from mmstream.errors import StateError
+from mmstream.order.any_order import AnyOrder, Refs, Window, cached
+from mmstream.order.corpus import Corpus, SavedOrder, check_identity, differing_keys, making
+from mmstream.order.mixture.schedule import MAX_PERIOD, Draws, Phase, live_shares, whole_shares
+from mmstream.order.mixture.source import Source, SourceSettings
+from mmstream.order.settings import (
+    MAX_ROWS,
+    SINGLE_SAMPLE,
+    ChosenSettings,
+    Reshuffle,
+    RowShape,
+    checked_grid,
+    integer,
+    mixture_settings,
+    positive,
+    require,
+)
+from mmstream.settings import MAX_NUMBER
+from mmstream.types import IntArray, SampleRef
 
-# -- (step, row) -> lane draw of a source, and back ------------------------------------------------
-#
-# Steps count from the beginning of the run here, over all epochs of the mixture. Step t takes the
-# next G/Q positions of each of the Q lanes of group t mod P, as in `order/lanes.py`. Each position
-# of a lane takes the source that the lane's schedule says. A phase lasts from one change of weights
-# to the next. In a new phase every lane follows a new schedule and goes on counting its draws.
-#
-# `source.py` turns the draws into samples.
-#
-# Example: P=2, Q=2, G=4 and shares 3 and 2, so the schedule is 0 1 0 0 1. Each lane gives two rows
-# to every second step. Without `rotate`, all lanes begin at position 0 of the schedule::
-#
-#     position of a lane     0  1   2  3   4  5
-#     source                 0  1   0  0   1  0
-#     lane draw              0  0   1  2   1  3
-#     step of lanes 0 and 2  0  0   2  2   4  4
-#     step of lanes 1 and 3  1  1   3  3   5  5
-
-NEVER = 1 << 62
-"""The step of a draw that is never made, because its source has no weight any more."""
-
-MAX_DRIFT = 64
-"""How many draws a lane may be ahead of another when weights change, besides two steps' rows."""
-
-BLOCK_STEPS = 1024
-"""Steps whose rotations are drawn together."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Phase:
-    """The steps from one change of weights to the next."""
-
-    start: int
-    """Its first step."""
-    shares: tuple[int, ...]
-    begins: IntArray
-    """[P*Q] position of the schedule at which each lane begins the phase."""
-    positions_before: IntArray
-    """[P*Q] positions of each lane before the phase."""
-    draws_before: IntArray
-    """[P*Q, S] draws of each lane from each source before the phase."""
-    errors: IntArray
-    """[P*Q, S] these draws less their due, in 2^-20 of a sample. The due of a lane begins where its
-    first schedule does, so lanes differ by less than one sample."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the shares. A few are kept, since weights may change a thousand times."""
-        return _schedule(self.shares)
-
-    def schedule_positions(self, lanes: IntArray | slice, positions: IntArray) -> IntArray:
-        """Return the positions of the schedule that positions of lanes stand for."""
-        return positions - self.positions_before[lanes] + self.begins[lanes]
-
-
-@lru_cache(64)
-def _schedule(shares: tuple[int, ...]) -> Schedule:
-    return Schedule.from_shares(shares)
-
-
-class Draws:
-    """All draws of a mixture, in closed form: any step costs the same.
-
-    Args:
-        shares: shares of the sources, by the step from which they hold. One key is step 0.
-        global_batch_size: G.
-        grid: (P, Q).
-        seed: seed of the phases of lanes and of the rotations.
-        rotate: whether the rows of a lane are rotated from step to step. Without it, a rank of few
-            rows could see one source for ever, if shares and rows have a common period.
-        live: those of the steps in `shares` whose shares were set during the run. There each lane
-            begins where the schedule is about as far from its due as the lane is: the errors of
-            many changes would add else.
-        known: the first phases, where they were laid out before.
-
-    Raises:
-        ConfigError: weights change so often that lanes would drift apart.
-
-    Examples:
-        >>> draws = Draws({0: [3, 2]}, global_batch_size=4, grid=(2, 2), seed=0, rotate=False)
-        >>> sources, lanes, lane_draws = draws.of_step(2)  # of the table above
-        >>> sources.tolist(), lanes.tolist(), lane_draws.tolist()
-        ([0, 0, 0, 0], [0, 0, 2, 2], [1, 2, 1, 2])
-        >>> steps, rows = draws.locate(0, 2, np.array([0, 1, 2, 3]))  # source 0, lane 2
-        >>> steps.tolist(), rows.tolist()
-        ([0, 2, 2, 4], [2, 2, 3, 3])
-        >>> draws.before(3).tolist()  # of lanes 0 to 3, from each source
-        [[3, 1], [1, 1], [3, 1], [1, 1]]
-    """
-
-    def __init__(
-        self,
-        shares: Mapping[int, Sequence[int]],
-        global_batch_size: int,
-        grid: tuple[int, int],
-        seed: int,
-        *,
-        rotate: bool,
-        live: Collection[int] = (),
-        known: Sequence[_Phase] = (),
-    ) -> None:
-        self.grid = grid
-        self.rows_per_lane = global_batch_size // grid[1]
-        self._seed = seed
-        self._rotate = rotate
-        self._rotation_blocks: dict[int, IntArray] = {}
-        self.phases = list(known)
-        num_lanes = grid[0] * grid[1]
-        num_sources = len(next(iter(shares.values())))
-        positions_before = np.zeros(num_lanes, np.int64)
-        draws_before = errors = np.zeros((num_lanes, num_sources), np.int64)
-        for number, (start, phase_shares) in enumerate(sorted(shares.items())[len(known) :]):
-            number += len(known)
-            if self.phases:
-                positions_before = self._positions_before(start)
-                draws_before = self.before(start)
-                errors = self._errors(positions_before, draws_before)
-            schedule = _schedule(tuple(phase_shares))
-            begins = np.zeros(num_lanes, np.int64)
-            if number and start in live:
-                begins = schedule.positions_like(errors)
-            elif rotate:
-                begins = lane_phases(schedule, grid, self.rows_per_lane, seed, number)
-            if not number:
-                errors = schedule.deviations[begins]
-            of_phase = start, tuple(phase_shares), begins
-            self.phases.append(_Phase(*of_phase, positions_before, draws_before, errors))
-            drift = int((draws_before.max(axis=0) - draws_before.min(axis=0)).max())
-            require(
-                drift <= MAX_DRIFT + 2 * self.rows_per_lane,
-                f"changes: at step {start} some lanes are {drift} draws ahead of others; change "
-                f"weights less often, at steps that {grid[0]} divides",
-            )
-        self._starts = np.array([phase.start for phase in self.phases])
-
-    def of_step(self, step: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the source, the lane and the lane draw of each row of a step, int64 [G] each."""
-        num_groups, lanes_per_group = self.grid
-        round_, group = divmod(step, num_groups)
-        phase = self.phases[int(np.searchsorted(self._starts, step, side="right")) - 1]
-        lanes = np.repeat(np.arange(lanes_per_group) * num_groups + group, self.rows_per_lane)
-        rows_in_lane = np.tile(np.arange(self.rows_per_lane), lanes_per_group)
-        offsets = (rows_in_lane - self._rotations(np.asarray([step]))) % self.rows_per_lane
-        positions = phase.schedule_positions(lanes, round_ * self.rows_per_lane + offsets)
-        sources = phase.schedule.source_at(positions)
-        drawn_to_here = phase.schedule.draws_before(sources, positions)
-        drawn_to_begin = phase.schedule.draws_before(sources, phase.begins[lanes])
-        lane_draws = drawn_to_here - drawn_to_begin + phase.draws_before[lanes, sources]
-        return sources, lanes, lane_draws
-
-    def locate(self, source: int, lane: int, lane_draws: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the step and the row of draws of one lane from one source, int64 each.
-
-        This is the inverse of `of_step`. The step is NEVER for a draw that is never made.
-        """
-        positions = np.full_like(lane_draws, -1)
-        drawn_at_start = np.array([phase.draws_before[lane, source] for phase in self.phases])
-        phase_numbers = np.searchsorted(drawn_at_start, lane_draws, side="right") - 1
-        for number in np.unique(phase_numbers):
-            phase = self.phases[number]
-            if phase.shares[source]:
-                in_phase = phase_numbers == number
-                begin = phase.begins[lane]
-                drawn_to_begin = phase.schedule.draws_before(source, begin)
-                draws = lane_draws[in_phase] - phase.draws_before[lane, source] + drawn_to_begin
-                schedule_positions = phase.schedule.position_of(source, draws)
-                positions[in_phase] = schedule_positions - begin + phase.positions_before[lane]
-        lane_of_group, group = divmod(lane, self.grid[0])
-        rounds, offsets = np.divmod(positions, self.rows_per_lane)
-        steps = rounds * self.grid[0] + group
-        rows_in_lane = (offsets + self._rotations(steps)) % self.rows_per_lane
-        rows = lane_of_group * self.rows_per_lane + rows_in_lane
-        return np.where(positions < 0, NEVER, steps), rows
-
-    def before(self, step: int) -> IntArray:
-        """Return int64 [P*Q, S]: draws of each lane from each source before a step."""
-        phase = [phase for phase in self.phases if phase.start <= step][-1]
-        positions = phase.schedule_positions(slice(None), self._positions_before(step))[:, None]
-        sources = np.arange(phase.schedule.shares.size)
-        drawn_to_here = phase.schedule.draws_before(sources, positions)
-        drawn_to_begin = phase.schedule.draws_before(sources, phase.begins[:, None])
-        return drawn_to_here - drawn_to_begin + phase.draws_before
-
-    def lanes_by_first_draw(self, source: int) -> IntArray:
-        """Return int64 [P*Q]: the lanes in the order in which they first draw from a source."""
-        phases = [phase for phase in self.phases if phase.shares[source]]
-        if not phases:  # live weights took its weight before it began
-            return np.arange(self.grid[0] * self.grid[1])
-        schedule, begins = phases[0].schedule, phases[0].begins
-        first_draws = schedule.draws_before(source, begins)
-        positions = schedule.position_of(source, first_draws) - begins
-        rounds, offsets = np.divmod(positions, self.rows_per_lane)
-        lanes = np.arange(self.grid[0] * self.grid[1])
-        steps = rounds * self.grid[0] + lanes % self.grid[0]
-        return np.lexsort((lanes, offsets, steps))
-
-    def _errors(self, positions: IntArray, draws: IntArray) -> IntArray:
-        """Return int64 [P*Q, S]: the errors after the last phase, in 2^-20 of a sample."""
-        phase = self.phases[-1]
-        period = sum(phase.shares)
-        due = (positions - phase.positions_before)[:, None] * np.array(phase.shares)
-        errors: IntArray = phase.errors + (
-            (((draws - phase.draws_before) * period - due) << 20) // period
-        )
-        return errors
-
-    def _positions_before(self, step: int) -> IntArray:
-        """Return int64 [P*Q]: positions of each lane before a step."""
-        groups = np.arange(self.grid[0] * self.grid[1], dtype=np.int64) % self.grid[0]
-        rounds = -(-(step - groups) // self.grid[0])
-        return rounds * self.rows_per_lane
-
-    def _rotations(self, steps: IntArray) -> IntArray:
-        """Return int64 like `steps`: by how many rows the rows of a lane are rotated in a step."""
-        rotations = np.zeros_like(steps)
-        if not self._rotate:
-            return rotations
-        blocks = steps // BLOCK_STEPS
-        for block in np.unique(blocks):
-            in_block = blocks == block
-            rotations[in_block] = self._rotation_block(int(block))[steps[in_block] % BLOCK_STEPS]
-        return rotations
-
-    def _rotation_block(self, block: int) -> IntArray:
-        def draw() -> IntArray:
-            draws = random_words(BLOCK_STEPS, self._seed, "rows", block)
-            return (draws % np.uint64(self.rows_per_lane)).astype(np.int64)
-
-        return cached(self._rotation_blocks, block, 64, draw)
-
-
-# -- the steps -------------------------------------------------------------------------------------
-
-MAX_ROWS = 1 << 62
+MAX_RUN_ROWS = 1 << 62
 """Rows of a whole run, at most. Larger numbers could overflow 64-bit integers."""
 
 
@@ -278,7 +55,7 @@ class _Step(NamedTuple):
     """[G] number of the window."""
 
 
-class MixtureOrder(SampleRows):
+class MixtureOrder(AnyOrder):
     """The order of all epochs of a mixture, made from its recipe.
 
     Shards are numbered over all sources, end to end. A window belongs to one source: its number is
@@ -307,7 +84,7 @@ class MixtureOrder(SampleRows):
 
     drop_last = True  # no step is partial
 
-    def __init__(self, recipe: Recipe, known: Sequence[_Phase] = ()) -> None:
+    def __init__(self, recipe: Recipe, known: Sequence[Phase] = ()) -> None:
         self.recipe = recipe
         self.global_batch_size = recipe.global_batch_size
         self.repeat = recipe.repeat
@@ -338,7 +115,9 @@ class MixtureOrder(SampleRows):
             for source_number, (name, corpus) in enumerate(recipe.corpora.items())
         ]
         self._num_lanes = self.grid[0] * self.grid[1]
-        self._lane_ordinals = np.stack([source.lane_ordinals() for source in self._sources])
+        # The inverse of each permutation. The ordinal of a lane is also its first source draw.
+        lanes_by_first_draw = [source.lanes_by_first_draw for source in self._sources]
+        self._lane_ordinals = np.argsort(lanes_by_first_draw, axis=1)
         num_shards = [source.corpus.counts.size for source in self._sources]
         self._first_shards = np.cumsum([0, *num_shards])
         self.stride = len(self._sources) * self._num_lanes
@@ -425,12 +204,10 @@ class MixtureOrder(SampleRows):
         shards = shards + self._first_shards[source_number]
         return Window(steps[in_epoch], rows[in_epoch], shards[in_epoch], indexes[in_epoch])
 
-    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
-        """Return (shard, index) of the sample of the same source that replaces a bad sample.
+    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
+        """Return the sample of the same source that replaces a bad one. See `Order.substitute`.
 
-        Attempts 0-7 choose from the row's own window, but not from the same step. Attempts 8-15
-        choose from the whole epoch of the source, and so do all attempts if the window has no other
-        step. The arguments are those of `Order.substitute`.
+        What is the whole epoch there is an epoch of the source here.
         """
         run_step = self._run_step(epoch, step)
         # A window reaches beyond a change, and steps before it were made when it was not known.
@@ -440,14 +217,10 @@ class MixtureOrder(SampleRows):
             known = self._draws.phases[: len(recipe.shares)]
             order = cached(self._earlier, num_known, 2, lambda: MixtureOrder(recipe, known))
             return order.substitute(epoch, step, row, attempt)
-        of_step = self._step(run_step)
-        word = int(random_words(1, self.seed, epoch, "substitute", step, row, attempt)[0])
-        if attempt < NEAR_ATTEMPTS:
-            window = self.window(epoch, int(of_step.window[row]))
-            candidates = np.flatnonzero(window.step != step)
-            if candidates.size:
-                chosen = candidates[word % candidates.size]
-                return int(window.shard[chosen]), int(window.index[chosen])
+        return super().substitute(epoch, step, row, attempt)
+
+    def _far_substitute(self, epoch: int, step: int, row: int, word: int) -> SampleRef:
+        of_step = self._step(self._run_step(epoch, step))
         source_number = int(of_step.source[row])
         shard, index = self._sources[source_number].pick(int(of_step.epoch[row]), word)
         return int(self._first_shards[source_number]) + shard, index
@@ -459,13 +232,11 @@ class MixtureOrder(SampleRows):
 
     def _run_step(self, epoch: int, step: int) -> int:
         """Return the run step of a step of an epoch; ConfigError if there is no such step."""
-        require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
-        require(
-            0 <= step < self.steps_per_epoch,
-            f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
-        )
+        self.require_step(epoch, step)
         run_step = epoch * self.steps_per_epoch + step
-        require(run_step * self.global_batch_size < MAX_ROWS, f"epoch {epoch}: beyond 2^62 rows")
+        require(
+            run_step * self.global_batch_size < MAX_RUN_ROWS, f"epoch {epoch}: beyond 2^62 rows"
+        )
         return run_step
 
     def _step(self, run_step: int) -> _Step:
@@ -512,3 +283,388 @@ class MixtureOrder(SampleRows):
         while not all_seen(enough):
             enough *= 2
         return bisect_left(range(enough), True, lo=enough // 2 + 1, key=all_seen)
+
+
+# -- the recipe of a mixture: its sources, their shares from step to step, and the settings --------
+#
+# `MixtureOrder` is made from a recipe alone. A saved state contains the whole recipe, so the order
+# can be rebuilt from a state and the same datasets.
+
+MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
+"""Part of every saved state; a change of any rule of the order must raise it. See `Order`'s."""
+
+LIVE_VERSION = 2
+"""Added to the version of a recipe whose weights were set during the run."""
+
+MAX_LIVE_CHANGES = 1000
+"""Most changes of weights during a run: each is a line of every later state."""
+
+MAX_LANES_OF_MIXTURE = 1 << 12
+"""Most lanes of a grid, P * Q. The schedule of lanes takes memory for their square."""
+
+Stop: TypeAlias = Literal["first", "all"]
+"""When an epoch ends: when the first source, or the last ("all"), has been seen once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Everything that the order of a mixture depends on."""
+
+    corpora: Mapping[str, Corpus]
+    """The sources, by name."""
+    settings: Mapping[str, SourceSettings]
+    """Window and chunk size of each source, by name."""
+    shares: Mapping[int, list[int]]
+    """Shares of the sources, by the step of the run from which they hold. One key is 0."""
+    epoch_steps: int | Stop
+    """Steps of an epoch, or when an epoch ends."""
+    global_batch_size: int
+    """G, rows of a step over all ranks."""
+    seed: int
+    grid: tuple[int, int]
+    """(P, Q): groups of lanes, and lanes of a group."""
+    interleave: int
+    """K, segments that a window of a source is drawn from."""
+    shuffle: bool
+    repeat: int = 1
+    """Rows of a batch that each of G becomes. An identity counts those of the batch."""
+    live: tuple[int, ...] = ()
+    """Those of the steps in `shares` whose shares were set during the run, rising."""
+    reshuffle: Reshuffle = "global"
+    """With "lanes", each lane has the same samples in every epoch of a large source."""
+    defaulted: tuple[str, ...] = ()
+    """Those of grid, window, interleave, chunk and reshuffle that were left to defaults."""
+
+    @classmethod
+    def from_weights(
+        cls,
+        corpora: Mapping[str, Corpus],
+        weights: Mapping[int, Mapping[str, float]],
+        *,
+        epoch_steps: int | Stop,
+        global_batch_size: int,
+        seed: int = 0,
+        grid: tuple[int, int] | None = None,
+        window: int | None = None,
+        window_bytes: int | None = None,
+        interleave: int | None = None,
+        reshuffle: Reshuffle | None = None,
+        has_cache: bool = False,
+        repeat: int = 1,
+        shuffle: bool = True,
+        row_shape: RowShape = SINGLE_SAMPLE,
+    ) -> Recipe:
+        """Make a recipe, with defaults for what is not chosen.
+
+        The defaults of a source do not depend on weights that hold later than its first ones. So
+        later weights can still change during a run.
+
+        Args:
+            corpora: the sources, by name.
+            weights: weight of each source, by the step of the run from which they hold. One key is
+                step 0.
+            epoch_steps: steps of an epoch, or when an epoch ends.
+            global_batch_size: G, rows of a step over all ranks.
+            seed: any integer.
+            grid: (P, Q), groups of lanes and lanes of a group. Q must divide G. Default: derived
+                from the sources that have a weight at step 0, and G, as the next settings are.
+            window: M, samples of a lane that are permuted together, over all sources.
+            window_bytes: B, bytes of all windows together, over all ranks, in place of `window`.
+                Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
+            interleave: K, segments that a window of a source is drawn from.
+            reshuffle: "global": each epoch of a source deals all its chunks afresh. "lanes": each
+                lane has the same samples in every epoch, in another order. Small sources have no
+                lanes. Default: "lanes" with `has_cache`, else "global".
+            has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
+            repeat: rows that each sample takes; it divides `global_batch_size`.
+            shuffle: False: each source in its own order.
+            row_shape: what a row is on average, for the defaults: a sample, or a pack of several.
+
+        Raises:
+            ConfigError: impossible settings, or a source without samples or weight.
+        """
+        chosen = ChosenSettings.check(
+            MAX_LANES_OF_MIXTURE,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            grid=grid,
+            window=window,
+            window_bytes=window_bytes,
+            interleave=interleave,
+            shuffle=shuffle,
+            reshuffle=reshuffle,
+            has_cache=has_cache,
+            repeat=repeat,
+        )
+        rows = chosen.global_batch_size
+        if not isinstance(epoch_steps, str):
+            epoch_steps = positive("epoch_steps", epoch_steps)
+        shares = _shares_by_step(corpora, weights)
+        sizes = [(corpus.chosen_bytes, corpus.num_samples) for corpus in corpora.values()]
+        of_windows: dict[str, Any] = {
+            "window_bytes": chosen.window_bytes,
+            "window": chosen.window,
+            "row_shape": row_shape,
+        }
+        at_start = mixture_settings(shares[0], sizes, rows, grid=chosen.grid, **of_windows)
+        grid = at_start.grid if chosen.shuffle else (1, 1)
+        settings = {}
+        for number, (name, corpus) in enumerate(corpora.items()):
+            first = next(phase_shares for phase_shares in shares.values() if phase_shares[number])
+            when_first_drawn = mixture_settings(first, sizes, rows, grid=grid, **of_windows)
+            settings[name] = SourceSettings.default(
+                corpus.num_samples,
+                grid[0] * grid[1],
+                grid[0] * rows,
+                when_first_drawn.window * first[number] / sum(first),
+                when_first_drawn.chunk,
+            )
+        return cls(
+            corpora,
+            settings,
+            shares,
+            epoch_steps,
+            rows,
+            chosen.seed,
+            grid,
+            chosen.interleave or at_start.interleave,
+            chosen.shuffle,
+            chosen.repeat,
+            (),
+            chosen.reshuffle,
+            chosen.defaulted,
+        )
+
+    def with_saved_defaults(self, saved: SavedOrder) -> Recipe:
+        """Return this recipe with the settings that were left to defaults taken from a state.
+
+        Sources that the state does not know have their defaults beside the saved grid.
+
+        Raises:
+            ConfigError: impossible settings.
+            KeyError, TypeError or AttributeError: `saved` is malformed.
+        """
+        saved_sources = {source["name"]: source for source in saved.keys["sources"]}
+        recipe = Recipe.from_weights(
+            self.corpora,
+            {
+                step: dict(zip(self.corpora, shares, strict=True))
+                for step, shares in self.shares.items()
+            },
+            epoch_steps=self.epoch_steps,
+            global_batch_size=self.global_batch_size * self.repeat,
+            repeat=self.repeat,
+            seed=self.seed,
+            **{
+                name: saved.keys[name] if name in self.defaulted else getattr(self, name)
+                for name in ("grid", "interleave", "reshuffle")
+            },
+            shuffle=self.shuffle,
+        )
+        settings = {}
+        for name, default in recipe.settings.items():
+            in_state, given = saved_sources.get(name, {}), asdict(self.settings[name])
+            chosen = {k: in_state.get(k) if k in self.defaulted else given[k] for k in given}
+            known = {k: positive(k, value) for k, value in chosen.items() if value is not None}
+            settings[name] = replace(default, **known)
+        return replace(recipe, settings=settings)
+
+    def with_weights(self, run_step: int, weights: Mapping[str, float]) -> Recipe:
+        """Return this recipe with weights set during the run, in place of those from then on."""
+        live = (*self.live[: bisect_left(self.live, run_step)], run_step)
+        shares = {step: of_step for step, of_step in self.shares.items() if step < run_step}
+        require(
+            len(live) <= MAX_LIVE_CHANGES,
+            f"weights were set {MAX_LIVE_CHANGES:,} times in this run, the most that a state holds",
+        )
+        shares[run_step] = live_shares([weights[name] for name in self.corpora])
+        return replace(self, shares=shares, live=live)
+
+    def with_live(self, num_live: int) -> Recipe:
+        """Return this recipe with the first of its weights that were set during the run."""
+        later = self.live[num_live:]
+        shares = {step: of_step for step, of_step in self.shares.items() if step not in later}
+        return replace(self, shares=shares, live=self.live[:num_live])
+
+    def with_live_of(self, saved: SavedOrder) -> Recipe:
+        """Return this recipe with the weights that were set during the run of a state."""
+        lines = _live_shares_of(saved.keys, list(self.corpora))
+        if not lines:
+            return self
+        kept = {step: shares for step, shares in self.shares.items() if step < min(lines)}
+        return replace(self, shares=kept | lines, live=tuple(lines))
+
+    @classmethod
+    def from_identity(cls, identity: Mapping[str, Any], corpora: Mapping[str, Corpus]) -> Recipe:
+        """Return the recipe of a saved state.
+
+        Args:
+            identity: ``state["order"]``.
+            corpora: the datasets, by name. Those that the state does not name come last, and are
+                left out.
+
+        Raises:
+            StateError: `identity` is malformed or of another version, or a source of the state is
+                missing, has changed, or is in another place.
+        """
+        with making("a mixture's order"):
+            saved = SavedOrder.parse(identity)
+            version = identity["version"]
+            sources = identity["sources"]
+            names = [source["name"] for source in sources]
+            settings = {
+                source["name"]: SourceSettings(
+                    positive("window", source["window"]), positive("chunk", source["chunk"])
+                )
+                for source in sources
+            }
+            for source in sources:
+                check_identity(source)
+            shares = {
+                integer("step", change["step"], MAX_NUMBER): _checked_shares(
+                    change["shares"], names
+                )
+                for change in identity["weights"]
+            }
+            repeat = positive("repeat", saved.keys["repeat"])
+            rows = positive("global_batch_size", identity["global_batch_size"], MAX_ROWS)
+            require(rows % repeat == 0, f"global_batch_size {rows} with repeat {repeat}")
+            rows //= repeat
+            recipe = cls(
+                corpora,
+                settings,
+                shares,
+                positive("epoch_steps", identity["epoch_steps"]),
+                rows,
+                integer("seed", identity["seed"]),
+                checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE, repeat),
+                positive("interleave", identity["interleave"]),
+                bool(identity["shuffle"]),
+                repeat,
+                tuple(_live_shares_of(identity, names)),
+                saved.reshuffle,
+            )
+            require(min(shares) == 0, "no weights at step 0")
+        if version != recipe.version:
+            raise StateError(f"mixture version {version}, this mmstream has {recipe.version}")
+        for source in sources:
+            _require_same_source(source, corpora)
+        if names != list(corpora)[: len(names)]:  # shards are numbered in this order
+            raise StateError(
+                f"the state's sources are {names}, and here {list(corpora)}: put them in the "
+                "state's order, new ones at the end"
+            )
+        return replace(recipe, corpora={name: corpora[name] for name in names})
+
+    @property
+    def version(self) -> int:
+        """The version of the rules of its order."""
+        return MIXTURE_VERSIONS[self.reshuffle] + LIVE_VERSION * bool(self.live)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the recipe in plain JSON types: part of a saved state."""
+        sources = [
+            {
+                "name": name,
+                **corpus.identity(),
+                "window": self.settings[name].window,
+                "chunk": self.settings[name].chunk,
+            }
+            for name, corpus in self.corpora.items()
+        ]
+        weights = [
+            {
+                "step": step,
+                "shares": {
+                    name: share for name, share in zip(self.corpora, shares, strict=True) if share
+                },
+                **({"live": True} if step in self.live else {}),
+            }
+            for step, shares in self.shares.items()
+        ]
+        return {
+            "version": self.version,
+            "sources": sources,
+            "weights": weights,
+            "epoch_steps": self.epoch_steps,
+            "global_batch_size": self.global_batch_size * self.repeat,
+            "seed": self.seed,
+            "grid": list(self.grid),
+            "interleave": self.interleave,
+            "shuffle": self.shuffle,
+            **({"reshuffle": "lanes"} if self.reshuffle == "lanes" else {}),
+            **({"repeat": self.repeat} if self.repeat > 1 else {}),
+        }
+
+
+def _shares_by_step(
+    corpora: Mapping[str, Corpus], weights: Mapping[int, Mapping[str, float]]
+) -> dict[int, list[int]]:
+    """Return the shares of all sources, by the step from which they hold.
+
+    Raises:
+        ConfigError: impossible weights, or a source without samples or weight.
+    """
+    shares = {
+        step: whole_shares([weights_by_name[name] for name in corpora])
+        for step, weights_by_name in sorted(weights.items())
+    }
+    for number, (name, corpus) in enumerate(corpora.items()):
+        require(corpus.num_samples > 0, f"source {name!r} has no samples")
+        has_weight = any(phase_shares[number] for phase_shares in shares.values())
+        require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
+    return shares
+
+
+def _live_shares_of(identity: Mapping[str, Any], names: Sequence[str]) -> dict[int, list[int]]:
+    """Return the shares of an identity that were set during its run, by their steps, rising.
+
+    Raises:
+        ConfigError: there are too many, or shares that are none.
+        KeyError or TypeError: `identity` is malformed.
+    """
+    lines = {
+        integer("step", change["step"], MAX_NUMBER): _checked_shares(change["shares"], names)
+        for change in identity["weights"]
+        if change.get("live")
+    }
+    require(len(lines) <= MAX_LIVE_CHANGES, f"weights were set {len(lines):,} times")
+    return dict(sorted(lines.items()))
+
+
+def _checked_shares(share_of_source: Mapping[str, Any], names: Sequence[str]) -> list[int]:
+    """Return the shares of a saved state, one per source.
+
+    Raises:
+        ConfigError: they are not whole numbers from 0, or no schedule has them.
+    """
+    shares = [integer("share", share_of_source.get(name, 0), MAX_PERIOD) for name in names]
+    require(
+        min(shares) >= 0 and 0 < sum(shares) <= MAX_PERIOD,
+        f"shares {shares}: need a sum from 1 to {MAX_PERIOD:,}",
+    )
+    return shares
+
+
+def _require_same_source(source: Mapping[str, Any], corpora: Mapping[str, Corpus]) -> None:
+    """Refuse a source of a saved state that is absent now, or has other shards.
+
+    Args:
+        source: an entry of ``state["order"]["sources"]``.
+        corpora: the present sources, by name.
+
+    Raises:
+        StateError: it is absent, or differs.
+    """
+    name = source["name"]
+    if name not in corpora:
+        raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
+    current = corpora[name].identity()
+    saved = {key: source.get(key) for key in (*current, "selection")}
+    differing = differing_keys(saved, current)
+    if differing:
+        was, now = ({key: side.get(key) for key in differing} for side in (saved, current))
+        raise StateError(
+            f"source {name!r} of the state has changed: it was {was} and is {now}: "
+            "resume on the old dataset, or start over"
+        )

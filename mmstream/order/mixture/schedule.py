@@ -1,4 +1,4 @@
-"""Mixtures, first part: which source the next position of a lane takes.
+"""Mixtures, first part: which source the next position of a lane takes, and which draw that is.
 
 Weights become whole shares. Shares become a schedule: one period of as many positions as the shares
 sum to, repeated without end. Before every position p, each source has been drawn its due number of
@@ -6,7 +6,7 @@ times, to less than one sample: |draws - p * share / period| < 1.
 
 All lanes follow the same schedule from different phases, so that a rare source is spread over the
 steps. Since a lane begins in the middle of the schedule, its own draws are less than two samples
-from their due. `order.py` turns the schedules of all lanes into steps and rows.
+from their due. `Draws` turns the schedules of all lanes into steps and rows.
 
 Example: shares 3 and 2. The period has 5 positions::
 
@@ -28,13 +28,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.order.any_order import cached
 from mmstream.order.permute import random_words
 from mmstream.order.settings import require
 from mmstream.types import IntArray
@@ -251,3 +253,232 @@ def lane_phases(
             scores = np.maximum(scores, variance / independent)
     best: IntArray = candidates[int(scores.argmin())]
     return best
+
+
+# -- (step, row) -> lane draw of a source, and back ------------------------------------------------
+#
+# Steps count from the beginning of the run here, over all epochs of the mixture. Step t takes the
+# next G/Q positions of each of the Q lanes of group t mod P, as in `order/lanes.py`. Each position
+# of a lane takes the source that the lane's schedule says. A phase lasts from one change of weights
+# to the next. In a new phase every lane follows a new schedule and goes on counting its draws.
+#
+# `source.py` turns the draws into samples.
+#
+# Example: P=2, Q=2, G=4 and shares 3 and 2, so the schedule is 0 1 0 0 1. Each lane gives two rows
+# to every second step. Without `rotate`, all lanes begin at position 0 of the schedule::
+#
+#     position of a lane     0  1   2  3   4  5
+#     source                 0  1   0  0   1  0
+#     lane draw              0  0   1  2   1  3
+#     step of lanes 0 and 2  0  0   2  2   4  4
+#     step of lanes 1 and 3  1  1   3  3   5  5
+
+NEVER = 1 << 62
+"""The step of a draw that is never made, because its source has no weight any more."""
+
+MAX_DRIFT = 64
+"""How many draws a lane may be ahead of another when weights change, besides two steps' rows."""
+
+BLOCK_STEPS = 1024
+"""Steps whose rotations are drawn together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """The steps from one change of weights to the next."""
+
+    start: int
+    """Its first step."""
+    shares: tuple[int, ...]
+    begins: IntArray
+    """[P*Q] position of the schedule at which each lane begins the phase."""
+    positions_before: IntArray
+    """[P*Q] positions of each lane before the phase."""
+    draws_before: IntArray
+    """[P*Q, S] draws of each lane from each source before the phase."""
+    errors: IntArray
+    """[P*Q, S] these draws less their due, in 2^-20 of a sample. The due of a lane begins where its
+    first schedule does, so lanes differ by less than one sample."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the shares. A few are kept, since weights may change a thousand times."""
+        return _schedule(self.shares)
+
+    def schedule_positions(self, lanes: IntArray | slice, positions: IntArray) -> IntArray:
+        """Return the positions of the schedule that positions of lanes stand for."""
+        return positions - self.positions_before[lanes] + self.begins[lanes]
+
+
+_schedule = lru_cache(64)(Schedule.from_shares)
+
+
+class Draws:
+    """All draws of a mixture, in closed form: any step costs the same.
+
+    Args:
+        shares: shares of the sources, by the step from which they hold. One key is step 0.
+        global_batch_size: G.
+        grid: (P, Q).
+        seed: seed of the phases of lanes and of the rotations.
+        rotate: whether the rows of a lane are rotated from step to step. Without it, a rank of few
+            rows could see one source for ever, if shares and rows have a common period.
+        live: those of the steps in `shares` whose shares were set during the run. There each lane
+            begins where the schedule is about as far from its due as the lane is: the errors of
+            many changes would add else.
+        known: the first phases, where they were laid out before.
+
+    Raises:
+        ConfigError: weights change so often that lanes would drift apart.
+
+    Examples:
+        >>> draws = Draws({0: [3, 2]}, global_batch_size=4, grid=(2, 2), seed=0, rotate=False)
+        >>> sources, lanes, lane_draws = draws.of_step(2)  # of the table above
+        >>> sources.tolist(), lanes.tolist(), lane_draws.tolist()
+        ([0, 0, 0, 0], [0, 0, 2, 2], [1, 2, 1, 2])
+        >>> steps, rows = draws.locate(0, 2, np.array([0, 1, 2, 3]))  # source 0, lane 2
+        >>> steps.tolist(), rows.tolist()
+        ([0, 2, 2, 4], [2, 2, 3, 3])
+        >>> draws.before(3).tolist()  # of lanes 0 to 3, from each source
+        [[3, 1], [1, 1], [3, 1], [1, 1]]
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[int, Sequence[int]],
+        global_batch_size: int,
+        grid: tuple[int, int],
+        seed: int,
+        *,
+        rotate: bool,
+        live: Collection[int] = (),
+        known: Sequence[Phase] = (),
+    ) -> None:
+        self.grid = grid
+        self.rows_per_lane = global_batch_size // grid[1]
+        self._seed = seed
+        self._rotate = rotate
+        self._rotation_blocks: dict[int, IntArray] = {}
+        self.phases = list(known)
+        num_lanes = grid[0] * grid[1]
+        num_sources = len(next(iter(shares.values())))
+        positions_before = np.zeros(num_lanes, np.int64)
+        draws_before = errors = np.zeros((num_lanes, num_sources), np.int64)
+        for number, (start, phase_shares) in enumerate(sorted(shares.items())[len(known) :]):
+            number += len(known)
+            if self.phases:
+                positions_before = self._positions_before(start)
+                draws_before = self.before(start)
+                errors = self._errors(positions_before, draws_before)
+            schedule = _schedule(tuple(phase_shares))
+            begins = np.zeros(num_lanes, np.int64)
+            if number and start in live:
+                begins = schedule.positions_like(errors)
+            elif rotate:
+                begins = lane_phases(schedule, grid, self.rows_per_lane, seed, number)
+            if not number:
+                errors = schedule.deviations[begins]
+            of_phase = start, tuple(phase_shares), begins
+            self.phases.append(Phase(*of_phase, positions_before, draws_before, errors))
+            drift = int((draws_before.max(axis=0) - draws_before.min(axis=0)).max())
+            require(
+                drift <= MAX_DRIFT + 2 * self.rows_per_lane,
+                f"changes: at step {start} some lanes are {drift} draws ahead of others; change "
+                f"weights less often, at steps that {grid[0]} divides",
+            )
+        self._starts = np.array([phase.start for phase in self.phases])
+
+    def of_step(self, step: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the source, the lane and the lane draw of each row of a step, int64 [G] each."""
+        num_groups, lanes_per_group = self.grid
+        round_, group = divmod(step, num_groups)
+        phase = self.phases[int(np.searchsorted(self._starts, step, side="right")) - 1]
+        lanes = np.repeat(np.arange(lanes_per_group) * num_groups + group, self.rows_per_lane)
+        rows_in_lane = np.tile(np.arange(self.rows_per_lane), lanes_per_group)
+        offsets = (rows_in_lane - self._rotations(np.asarray([step]))) % self.rows_per_lane
+        positions = phase.schedule_positions(lanes, round_ * self.rows_per_lane + offsets)
+        sources = phase.schedule.source_at(positions)
+        drawn_to_here = phase.schedule.draws_before(sources, positions)
+        drawn_to_begin = phase.schedule.draws_before(sources, phase.begins[lanes])
+        lane_draws = drawn_to_here - drawn_to_begin + phase.draws_before[lanes, sources]
+        return sources, lanes, lane_draws
+
+    def locate(self, source: int, lane: int, lane_draws: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the step and the row of draws of one lane from one source, int64 each.
+
+        This is the inverse of `of_step`. The step is NEVER for a draw that is never made.
+        """
+        positions = np.full_like(lane_draws, -1)
+        drawn_at_start = np.array([phase.draws_before[lane, source] for phase in self.phases])
+        phase_numbers = np.searchsorted(drawn_at_start, lane_draws, side="right") - 1
+        for number in np.unique(phase_numbers):
+            phase = self.phases[number]
+            if phase.shares[source]:
+                in_phase = phase_numbers == number
+                begin = phase.begins[lane]
+                drawn_to_begin = phase.schedule.draws_before(source, begin)
+                draws = lane_draws[in_phase] - phase.draws_before[lane, source] + drawn_to_begin
+                schedule_positions = phase.schedule.position_of(source, draws)
+                positions[in_phase] = schedule_positions - begin + phase.positions_before[lane]
+        lane_of_group, group = divmod(lane, self.grid[0])
+        rounds, offsets = np.divmod(positions, self.rows_per_lane)
+        steps = rounds * self.grid[0] + group
+        rows_in_lane = (offsets + self._rotations(steps)) % self.rows_per_lane
+        rows = lane_of_group * self.rows_per_lane + rows_in_lane
+        return np.where(positions < 0, NEVER, steps), rows
+
+    def before(self, step: int) -> IntArray:
+        """Return int64 [P*Q, S]: draws of each lane from each source before a step."""
+        phase = [phase for phase in self.phases if phase.start <= step][-1]
+        positions = phase.schedule_positions(slice(None), self._positions_before(step))[:, None]
+        sources = np.arange(phase.schedule.shares.size)
+        drawn_to_here = phase.schedule.draws_before(sources, positions)
+        drawn_to_begin = phase.schedule.draws_before(sources, phase.begins[:, None])
+        return drawn_to_here - drawn_to_begin + phase.draws_before
+
+    def lanes_by_first_draw(self, source: int) -> IntArray:
+        """Return int64 [P*Q]: the lanes in the order in which they first draw from a source."""
+        phases = [phase for phase in self.phases if phase.shares[source]]
+        if not phases:  # live weights took its weight before it began
+            return np.arange(self.grid[0] * self.grid[1])
+        schedule, begins = phases[0].schedule, phases[0].begins
+        first_draws = schedule.draws_before(source, begins)
+        positions = schedule.position_of(source, first_draws) - begins
+        rounds, offsets = np.divmod(positions, self.rows_per_lane)
+        lanes = np.arange(self.grid[0] * self.grid[1])
+        steps = rounds * self.grid[0] + lanes % self.grid[0]
+        return np.lexsort((lanes, offsets, steps))
+
+    def _errors(self, positions: IntArray, draws: IntArray) -> IntArray:
+        """Return int64 [P*Q, S]: the errors after the last phase, in 2^-20 of a sample."""
+        phase = self.phases[-1]
+        period = sum(phase.shares)
+        due = (positions - phase.positions_before)[:, None] * np.array(phase.shares)
+        errors: IntArray = phase.errors + (
+            (((draws - phase.draws_before) * period - due) << 20) // period
+        )
+        return errors
+
+    def _positions_before(self, step: int) -> IntArray:
+        """Return int64 [P*Q]: positions of each lane before a step."""
+        groups = np.arange(self.grid[0] * self.grid[1], dtype=np.int64) % self.grid[0]
+        rounds = -(-(step - groups) // self.grid[0])
+        return rounds * self.rows_per_lane
+
+    def _rotations(self, steps: IntArray) -> IntArray:
+        """Return int64 like `steps`: by how many rows the rows of a lane are rotated in a step."""
+        rotations = np.zeros_like(steps)
+        if not self._rotate:
+            return rotations
+        blocks = steps // BLOCK_STEPS
+        for block in np.unique(blocks):
+            in_block = blocks == block
+            rotations[in_block] = self._rotation_block(int(block))[steps[in_block] % BLOCK_STEPS]
+        return rotations
+
+    def _rotation_block(self, block: int) -> IntArray:
+        def draw() -> IntArray:
+            draws = random_words(BLOCK_STEPS, self._seed, "rows", block)
+            return (draws % np.uint64(self.rows_per_lane)).astype(np.int64)
+
+        return cached(self._rotation_blocks, block, 64, draw)

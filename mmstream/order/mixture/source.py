@@ -157,12 +157,6 @@ class Source:
         """Whether all lanes draw from one permutation."""
         return is_small(self.size, self.rows_per_round)
 
-    def lane_ordinals(self) -> IntArray:
-        """Return int64 [L]: the ordinal of each lane, which is also its first source draw."""
-        ordinals = np.empty_like(self.lanes_by_first_draw)
-        ordinals[self.lanes_by_first_draw] = np.arange(self.num_lanes)
-        return ordinals
-
     def windows(self, draws: IntArray) -> IntArray:
         """Return the number of the window of each source draw, for a large source."""
         epochs, draws_in_epoch = np.divmod(draws, self.size)
@@ -206,11 +200,6 @@ class Source:
         shards, indexes = self._locate(epoch, np.asarray([word % self.size]))
         return int(shards[0]), int(indexes[0])
 
-    @property
-    def _num_segments(self) -> int:
-        """Segments of a column that a window is drawn from."""
-        return max(1, min(self.interleave, self.settings.window // MIN_RUN))
-
     def _span(self, number: int) -> tuple[int, int, int, tuple[int, int]]:
         """Return the epoch of a window, its number in its column, the column, and its depths."""
         window_of_lane, ordinal = divmod(number, self.num_lanes)
@@ -248,7 +237,8 @@ class Source:
         starts = columns * short_size + np.minimum(columns, num_longer)
         if self.shuffle:
             sizes = short_size + (np.asarray(columns) < num_longer)
-            depths = interleaved(depths, sizes, self._num_segments)
+            num_segments = max(1, min(self.interleave, self.settings.window // MIN_RUN))
+            depths = interleaved(depths, sizes, num_segments)
         return starts + depths
 
     @property

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus
-from mmstream.order.mixture.order import MixtureOrder
-from mmstream.order.mixture.recipe import MAX_LIVE_CHANGES, Recipe
+from mmstream.order.corpus import SavedOrder
+from mmstream.order.mixture.order import MAX_LIVE_CHANGES, MixtureOrder, Recipe
 from mmstream.order.mixture.schedule import live_shares
-from mmstream.order.saved import SavedOrder
 
 EPOCH_STEPS = 10
 

@@ -8,8 +8,8 @@ import pytest
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, MixtureOrder, Recipe
+from mmstream.order.corpus import SavedOrder
 from mmstream.order.mixture.source import SourceSettings
-from mmstream.order.saved import SavedOrder
 from tests.helpers.orders import COUNTS, mixture_order, pairs, recipe
 
 

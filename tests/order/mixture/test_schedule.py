@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
-from mmstream.order.mixture.order import NEVER, Draws
-from mmstream.order.mixture.schedule import Schedule, lane_phases, whole_shares
+from mmstream.order.mixture.schedule import NEVER, Draws, Schedule, lane_phases, whole_shares
 
 
 @pytest.mark.parametrize(

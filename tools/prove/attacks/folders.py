@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 import mmstream as mm
-from mmstream.dataset.index import sample_checksum
-from mmstream.dataset.index_part import HEADER_BYTES, ROW
+from mmstream.dataset.index import HEADER_BYTES, ROW, sample_checksum
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import index_part_name
 from tests.helpers.corpora import write_corpus

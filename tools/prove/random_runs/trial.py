@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 
 import mmstream as mm
-from mmstream.audit.replay import replay
-from mmstream.dataset.removed import take_down
-from mmstream.packing.measure_file import Measure
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.planner import make_plan
-from mmstream.packing.settings import PackLimits
+from mmstream.audit import replay
+from mmstream.dataset.bad_list import take_down
+from mmstream.packing.plan import PackLimits, PackPlan
+from mmstream.packing.planner import Measure, make_plan
 from mmstream.state import order_of_state, state_at
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import Batch

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.audit.check_log import Check, check_logs, orders_logged, steps_logged
-from mmstream.audit.training_log import log_files, read_lineage
+from mmstream.audit import Check, check_logs, log_files, orders_logged, read_lineage, steps_logged
 from mmstream.dataset.bad_list import write_bad
 from mmstream.errors import ConfigError, SkipSample
 from mmstream.loader.device import to_device
@@ -66,7 +65,7 @@ def test_a_run_with_substitutes_is_as_planned_on_every_topology(
     log_run(pipeline, tmp_path, rows, every=every)
     outcome = checked(pipeline, tmp_path)
     assert outcome.holds
-    assert (outcome.lost, outcome.repeated, outcome.unplanned, outcome.faults) == (0, 0, 0, ())
+    assert (outcome.lost, outcome.repeated, outcome.unplanned, outcome.faults) == (0, 0, 0, [])
     assert outcome.num_steps == 2 * pipeline.order.steps_per_epoch
     assert outcome.num_samples == (2 * 97 if settings else 2 * 96)
     assert outcome.substituted >= 2 * len(BAD) - 2

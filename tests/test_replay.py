@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.audit.replay import read_keys, replay
+from mmstream.audit import read_keys, replay
 from mmstream.cli.training import read_state
-from mmstream.dataset.bad_list import BAD_NAME
+from mmstream.dataset.bad_list import BAD_NAME, REMOVED_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
-from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.errors import StateError, StorageError
 from mmstream.ranks import World, rows_of_rank
 from mmstream.state import order_of_state
