@@ -23,7 +23,13 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.converting.report import read_shard_report, remove_reports, report_name
+from mmstream.converting.outputs import LEFTOVERS
+from mmstream.converting.report import (
+    read_shard_report,
+    remove_leftovers,
+    remove_reports,
+    report_name,
+)
 from mmstream.converting.shard import shard_sizes, write_tar, wrong_size
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import (
@@ -193,6 +199,7 @@ def reshard(
     with write_lock(store, "reshard") as lock:
         if _is_finished(store, recipe):
             return packs and open_plan(plan_folder(store.url, name))
+        remove_leftovers(store, LEFTOVERS)
         if not store.exists(MARKER_NAME):
             store.write(MARKER_NAME, json_lines({"reshard": recipe}))
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
