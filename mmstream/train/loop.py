@@ -75,7 +75,6 @@ from mmstream.train.models import (
     pipeline_for,
     pipeline_of_model,
     validation_pipeline,
-    what_it_takes,
 )
 from mmstream.types import Batch
 
@@ -132,7 +131,9 @@ def run(
         try:
             result = fit(config, model, batches, process, validation, hooks)
         except BadSampleLimitError as error:
-            raise BadSampleLimitError(f"{error}{what_it_takes(model)}") from error
+            takes = getattr(model, "takes", None)  # what a sample must have; None: not known
+            advice = "" if takes is None else f"; {type(model).__name__} takes {takes}"
+            raise BadSampleLimitError(f"{error}{advice}") from error
         except RuntimeError as error:
             if not is_of_lost_rank(error):
                 raise

@@ -21,7 +21,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from importlib import import_module
 from pathlib import Path
@@ -449,7 +449,17 @@ def logger_hook(name: Logger, folder: str) -> Any:
     return TensorBoard(Path(folder, name)) if name == "tensorboard" else WandB(dir=folder)
 
 
-class TensorBoard:
+class _ForLines:
+    """A hook that takes the line of a validation pass as it takes those of steps."""
+
+    on_step: Callable[[int, Mapping[str, Any]], None]
+
+    def on_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the numbers of a validation pass, which get names such as ``validation/loss``."""
+        self.on_step(step, {"rank": metrics.get("rank", 0), "validation": metrics})
+
+
+class TensorBoard(_ForLines):
     """A hook that writes the numbers of each line of metrics for TensorBoard.
 
     Each call is in the file when it returns. After a resume, TensorBoard hides the steps that are
@@ -488,17 +498,13 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def on_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the numbers of a validation pass, such as ``validation/loss``."""
-        self.on_step(step, _of_validation(metrics))
-
     def on_end(self) -> None:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
 
-class WandB:
+class WandB(_ForLines):
     """A hook that logs the numbers of each line of metrics to Weights & Biases (W&B).
 
     Args:
@@ -528,17 +534,13 @@ class WandB:
             self._run = self._package.init(**self._init)
         self._run.log(numbers_of(metrics), step=step)
 
-    def on_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log the numbers of a validation pass, such as ``validation/loss``."""
-        self.on_step(step, _of_validation(metrics))
-
     def on_end(self) -> None:
         """Finish the run of W&B."""
         if self._run is not None:
             self._run.finish()
 
 
-class Prometheus:
+class Prometheus(_ForLines):
     """A hook that writes the newest numbers of this rank as a text file for Prometheus.
 
     The file is ``mmstream-rank{r}.prom``, for the textfile collector of the node exporter. It is
@@ -589,10 +591,6 @@ class Prometheus:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
 
-    def on_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the numbers of a validation pass, such as ``mmstream_validation{name="loss"}``."""
-        self.on_step(step, _of_validation(metrics))
-
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a line of metrics by name, without texts, lists and None.
@@ -606,10 +604,6 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
         of_name = value if isinstance(value, Mapping) else None
         flat |= {name: value} if of_name is None else {f"{name}/{k}": v for k, v in of_name.items()}
     return {name: value for name, value in flat.items() if isinstance(value, (int, float))}
-
-
-def _of_validation(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rank": metrics.get("rank", 0), "validation": metrics}
 
 
 def _imported(module: str, package: str) -> Any:

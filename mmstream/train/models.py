@@ -128,12 +128,6 @@ def open_model(config: TrainConfig, most_rows: int) -> tuple[Any, Decode]:
     return model, decode
 
 
-def what_it_takes(model: Any) -> str:
-    """Return what a sample must have for a model, after an error of bad samples; "": unknown."""
-    takes = getattr(model, "takes", None)
-    return "" if takes is None else f"; {type(model).__name__} takes {takes}"
-
-
 def checkpoint_activations(model: nn.Module) -> None:
     """Switch activation checkpointing on in the `transformers` models inside `model`."""
     # transformers 5 renamed the method; both names take the same options.
