@@ -28,7 +28,7 @@ from mmstream.batching.collate import Collate, collate, plain_tensors
 from mmstream.batching.flat import Flat, Pack, reserved_batch_fields
 from mmstream.batching.kinds import batches_of, check_batching, collator_of, order_of
 from mmstream.batching.processor import ProcessorCollate
-from mmstream.dataset.dataset import Dataset, ShardSource
+from mmstream.dataset.dataset import Dataset, SampleDict, ShardSource
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
@@ -38,7 +38,6 @@ from mmstream.decoding.rows import Transform
 from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed_draws
 from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import (
     ChecksumError,
     ConfigError,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload, runtime_checkable
 
 import numpy as np
@@ -30,8 +31,7 @@ from mmstream.dataset.keys import (
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.dataset.shards import ShardReader
-from mmstream.display.sample_dict import SampleDict
-from mmstream.display.text import count_text
+from mmstream.display.text import MAX_VALUE_CHARACTERS, count_text, value_text
 from mmstream.errors import ConfigError, StateError, TakenDownError, escaped, where
 from mmstream.order import AnyOrder, BucketOrder, Corpus, Order
 from mmstream.order.permute import random_words
@@ -768,3 +768,54 @@ def read_ranges(
     for group, of_group in zip(groups, responses, strict=True):
         results |= zip(group.numbers, of_group, strict=True)
     return [results[number] for number in range(len(ranges))]
+
+
+# -- a sample as users get it ----------------------------------------------------------------------
+
+MAX_NAMED_FIELDS = 20
+"""Fields in the line of a sample."""
+
+MAX_LINE_CHARACTERS = 1000
+
+
+class SampleDict(dict[str, Any]):
+    """A sample: a dict in every respect, but for how it is shown.
+
+    Its ``repr`` is one line and never the bytes of a file. In a notebook it shows its images and
+    its text. Samples inside a pipeline are plain dicts, which are made twice as fast.
+
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> dataset[0]
+        {'__key__': '000000001', ...'jpg': <... JPEG ...>, ...}
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        entries = [
+            f"{value_text(str(name))}: {_value_text(name, value)}"
+            for name, value in islice(self.items(), MAX_NAMED_FIELDS)
+        ]
+        if len(self) > len(entries):
+            entries.append(f"... {len(self) - len(entries):,} more")
+        return f"{{{escaped(', '.join(entries), MAX_LINE_CHARACTERS)}}}"
+
+    def _repr_html_(self) -> str | None:
+        from mmstream.display.samples import sample_html
+
+        is_sample = isinstance(self.get("__key__"), str)  # not what a collate function made of it
+        return sample_html(self) if is_sample else None
+
+    def copy(self) -> SampleDict:
+        """Return a shallow copy."""
+        return SampleDict(self)
+
+
+def _value_text(name: str, value: Any) -> str:
+    """Return a value of a sample: the end of the shard's URL, the sample's position in it, ..."""
+    if name == "__url__" and isinstance(value, str) and len(value) > MAX_VALUE_CHARACTERS:
+        return repr("..." + value[-MAX_VALUE_CHARACTERS:])
+    if name == "__lineage__" and hasattr(value, "index") and hasattr(value, "shard"):
+        return f"<shard {value.shard}, index {value.index}>"
+    return value_text(value)

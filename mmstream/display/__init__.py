@@ -1,7 +1,6 @@
 """What notebooks and pages show of datasets, mixtures, samples, batches, pipelines and loaders.
 
 text.py        numbers, files and values in a few words
-sample_dict.py the dict that users get as a sample: it shows itself in one line
 contents.py    the texts, images, videos, sounds and tokens that a sample or batch holds
 samples.py     mm.show; samples, batches, datasets, statistics: sheets, tables, lines for a terminal
 packs.py       batches without padding: the documents of each row, one after the other

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.display.sample_dict import SampleDict
+from mmstream.dataset.dataset import SampleDict
 from mmstream.display.text import file_kind, value_text
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import captioned, jpeg, write_corpus
