@@ -1,8 +1,7 @@
 """Rows of ranks: each row belongs to one rank, and impossible settings are refused."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream import ranks
 from mmstream.errors import ConfigError

@@ -6,16 +6,14 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import PackLimits
 from mmstream.packing.planner import plan_of_lengths
-from mmstream.state import make_state as make_sealed_state
-from mmstream.state import order_of_state, resume
+from mmstream.state import make_state as make_sealed_state, order_of_state, resume
 from tests.helpers.memory import allocations_below
 from tests.helpers.orders import COUNTS, mixture_order, recipe
 from tests.helpers.states import edited, load_state

@@ -28,8 +28,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.select import having_keys
-from mmstream.dataset.verify import bad_samples
-from mmstream.dataset.verify import verify as find_problems
+from mmstream.dataset.verify import bad_samples, verify as find_problems
 from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.display.text import count_text
 from mmstream.errors import escaped

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.image.geometry import PanAndScanTiles as PanAndScanTiles
+from mmstream.decoding.image.geometry import ImageShape, PanAndScanTiles as PanAndScanTiles
 from mmstream.decoding.media_shapes import MediaText
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.errors import ConfigError

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.image.geometry import InternVLTiles as InternVLTiles
+from mmstream.decoding.image.geometry import ImageShape, InternVLTiles as InternVLTiles
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.families.family import Blank, Family, Inputs, Pictures, TokenCount, side_of
 from mmstream.settings import PositiveInt, checked

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.image.geometry import LlavaNextTiles as LlavaNextTiles
-from mmstream.decoding.image.geometry import LlavaOnevisionTiles as LlavaOnevisionTiles
+from mmstream.decoding.image.geometry import (
+    ImageShape,
+    LlavaNextTiles as LlavaNextTiles,
+    LlavaOnevisionTiles as LlavaOnevisionTiles,
+)
 from mmstream.decoding.media_shapes import VideoShape
 from mmstream.decoding.text.placeholders import ImageLength, VideoLength
 from mmstream.errors import ConfigError

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder, TextDecoder

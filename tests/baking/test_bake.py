@@ -18,8 +18,7 @@ import torch
 import webdataset
 
 import mmstream as mm
-from mmstream.baking import bake as bake_module
-from mmstream.baking import samples as samples_module
+from mmstream.baking import bake as bake_module, samples as samples_module
 from mmstream.baking.bake import BakeReport, baker_of, begin, estimate
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest

@@ -7,8 +7,7 @@ from contextlib import suppress
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mmstream.converting.draft import Draft, Media, MediaRef, RowError, samples_of
 from mmstream.converting.formats import formats

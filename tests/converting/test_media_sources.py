@@ -20,9 +20,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.media import download as download_module
-from mmstream.converting.media import load as load_module
-from mmstream.converting.media import references
+from mmstream.converting.media import download as download_module, load as load_module, references
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import Archive, Archives, MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream.dataset.index import (
     HEADER_BYTES,

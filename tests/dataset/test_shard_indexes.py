@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import open as open_module
-from mmstream.dataset import shard_indexes
+from mmstream.dataset import open as open_module, shard_indexes
 from mmstream.dataset.bad_list import BAD_NAME, REMOVED_NAME
 from mmstream.dataset.index import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars

@@ -22,8 +22,7 @@ from tests.helpers.chats import assistant, user
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import Family, paligemma, transformers
 from tests.helpers.media_models import assert_blank_media_train_nothing
-from tests.helpers.model_cases import CASES, PAIRS, TOWER
-from tests.helpers.model_cases import paligemma as paligemma_model
+from tests.helpers.model_cases import CASES, PAIRS, TOWER, paligemma as paligemma_model
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded
 

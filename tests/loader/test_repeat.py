@@ -12,8 +12,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import Sampler
 
 import mmstream as mm

@@ -7,8 +7,7 @@ import tempfile
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad

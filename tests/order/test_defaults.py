@@ -5,8 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream.errors import ConfigError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe

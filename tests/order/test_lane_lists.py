@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import BucketOrder, Buckets, Corpus, Order

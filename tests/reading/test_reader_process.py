@@ -22,8 +22,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner

@@ -17,8 +17,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import mmstream as mm
 from mmstream.converting.erase import digests_of, erase, require_erasable

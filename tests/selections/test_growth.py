@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import mmstream as mm
 from mmstream.audit import replay
@@ -19,8 +18,7 @@ from mmstream.dataset.bad_list import take_down, write_bad
 from mmstream.order import Order
 from mmstream.state import make_state, order_of_state, resume
 from tests.helpers.bad_corpus import write_tiny
-from tests.helpers.convert_corpus import run as convert
-from tests.helpers.convert_corpus import write_rows
+from tests.helpers.convert_corpus import run as convert, write_rows
 from tests.helpers.topology import Step, described, joined
 
 COUNTS = (7, 5, 18)

@@ -14,8 +14,7 @@ from itertools import count
 import pytest
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import open_store, remote
-from mmstream.storage import range_client as clients
+from mmstream.storage import open_store, range_client as clients, remote
 from mmstream.storage.range_client import S3Client, range_client
 from mmstream.storage.s3_endpoint import s3_endpoint
 from mmstream.storage.store import ObjectStat, RequestError

@@ -6,8 +6,7 @@ import gzip
 import tarfile
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError

@@ -8,8 +8,7 @@ import tarfile
 
 import pytest
 import webdataset as wds
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset

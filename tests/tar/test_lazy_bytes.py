@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mmstream.tar import lazy_bytes
 from mmstream.tar.lazy_bytes import LazyBytes, LazyFile

@@ -9,8 +9,7 @@ import tarfile
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from mmstream.dataset.index import sample_checksum

@@ -10,8 +10,7 @@ import pytest
 
 import mmstream as mm
 from tests.helpers.paths import ROOT
-from tools.bench import __main__ as bench
-from tools.bench import buckets, compare, equal_steps
+from tools.bench import __main__ as bench, buckets, compare, equal_steps
 from tools.bench.compare import Run, main, print_table
 from tools.bench.equal_steps import Cell, Corpus, Delivered, Tally
 

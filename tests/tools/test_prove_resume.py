@@ -13,8 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import mmstream as mm
-from tools.prove import attempt as prove_attempt
-from tools.prove import resume as prove_resume
+from tools.prove import attempt as prove_attempt, resume as prove_resume
 from tools.prove.attempt import Attempt, wait_until
 from tools.prove.corpus import Corpus, open_pipeline, write_corpus, write_mixture
 from tools.prove.history import (

@@ -16,8 +16,7 @@ import pytest
 import mmstream as mm
 from mmstream.converting.convert import ConvertReport
 from mmstream.converting.draft import RowError
-from mmstream.converting.media import download as download_module
-from mmstream.converting.media import hosts
+from mmstream.converting.media import download as download_module, hosts
 from mmstream.converting.media.download import CheckedResolver, Downloader, WebClient
 from mmstream.converting.media.hosts import DnsCache, WebAddress
 from tests.helpers import download_faults

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mmstream.errors import ConfigError
 from mmstream.order.mixture.schedule import NEVER, Draws, Schedule, lane_phases, whole_shares
