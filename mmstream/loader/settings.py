@@ -82,14 +82,7 @@ def rank_settings(
     if decode is not None:
         settings["decoders by field"] = dict(decode.fields or {})
         settings["same_geometry"] = list(decode.same_geometry)
-        settings["max_json_bytes"] = decode.max_json_bytes
-        settings["min_lazy_bytes"] = decode.min_lazy_bytes
         packages += IMAGE_PACKAGES if decode.table.pictures else ()
-        if decode.table.media:
-            settings |= _object_settings("video decoder", decode.video)
-            settings |= _object_settings("audio decoder", decode.audio)
-            packages += VIDEO_PACKAGES if decode.table.decoders("video") else ()
-            packages += AUDIO_PACKAGES if decode.table.sounds else ()
     settings["image decoder"] = None if image is None else type(image)
     settings["text decoder"] = None if text is None else type(text)
     if isinstance(image, ImageDecoder):
@@ -98,6 +91,14 @@ def rank_settings(
     if isinstance(text, TextDecoder):
         settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
         packages += TEXT_PACKAGES
+    if decode is not None:
+        settings["max_json_bytes"] = decode.max_json_bytes
+        settings["min_lazy_bytes"] = decode.min_lazy_bytes
+        if decode.table.media:
+            settings |= _object_settings("video decoder", decode.video)
+            settings |= _object_settings("audio decoder", decode.audio)
+            packages += VIDEO_PACKAGES if decode.table.decoders("video") else ()
+            packages += AUDIO_PACKAGES if decode.table.sounds else ()
     settings |= _object_settings("batching", pipeline.batching)
     settings.pop("Pack.plan", None)  # a folder of this machine; its digest is the order's
     settings["zero_copy"] = pipeline.zero_copy
