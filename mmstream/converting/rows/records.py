@@ -435,7 +435,7 @@ def _identity(
         row_id = ids.id if ids.id is not None else ids.image_id
         if row_id is None:
             return msgspec.json.format(line, indent=-1), False  # without white space
-        return row_id.encode() if isinstance(row_id, str) else msgspec.json.encode(row_id), False
+        return identity_of({"id": row_id})
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return line, False  # it will be rejected, in the split that its bytes hash into
 
