@@ -322,7 +322,20 @@ def test_a_zip_takes_no_more_memory_than_its_limits(tmp_path, monkeypatch):
 def downloads(monkeypatch):
     """The downloads that were started, by their URLs. They arrive when the test says so."""
     futures = {}
-    downloader = SimpleNamespace(start=lambda url, _: futures.setdefault(url, Future()))
+
+    def start(url, _, keep):
+        kept = Future()
+
+        def arrive(future):
+            try:
+                kept.set_result(keep(future.result()))
+            except Exception as error:
+                kept.set_exception(error)
+
+        futures.setdefault(url, Future()).add_done_callback(arrive)
+        return kept
+
+    downloader = SimpleNamespace(start=start)
     monkeypatch.setattr(download_module, "shared_downloader", lambda *_: downloader)
     return futures
 
