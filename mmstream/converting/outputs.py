@@ -39,7 +39,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -285,14 +285,14 @@ def begin(store: Store, state: State, marker: dict[str, Any]) -> None:
         store.write(MARKER_NAME, json_lines({**marker, "clearing": True}))
         _clear(store)
     if state != "unfinished":
-        _remove_bad_lists(store)
-        store.write(MARKER_NAME, json_lines(marker))
+        _write_marker(store, marker)
 
 
-def _remove_bad_lists(store: Store) -> None:
-    """Remove the lists of bad samples of an earlier dataset. The marker is written after that."""
+def _write_marker(store: Store, marker: dict[str, Any]) -> None:
+    """Write the marker. A list of bad samples of an earlier dataset is removed before."""
     store.remove(BAD_NAME)
     store.remove(PREVIOUS_NAME)
+    store.write(MARKER_NAME, json_lines(marker))
 
 
 def begin_range(store: Store, shards: range, marker: dict[str, Any]) -> None:
@@ -306,11 +306,12 @@ def begin_range(store: Store, shards: range, marker: dict[str, Any]) -> None:
         shards_of_range = rf"({stems})\.({_SHARD_SUFFIX})"
         reports_of_range = rf"({stems})\.({_REPORT_SUFFIX})"
         remove_leftovers(store, {"": shards_of_range, REPORTS: reports_of_range})
-    if inspect(store, marker["plan"], marker["media_root"], overwrite=False) == "fresh":
-        _remove_bad_lists(store)
-        store.write_if(MARKER_NAME, json_lines(marker), None)
-        # Another range may have been quicker, with other settings.
-        inspect(store, marker["plan"], marker["media_root"], overwrite=False)
+    if not store.exists(MARKER_NAME):
+        with _marker_lock(store):
+            if inspect(store, marker["plan"], marker["media_root"], overwrite=False) == "fresh":
+                _write_marker(store, marker)
+                return
+    inspect(store, marker["plan"], marker["media_root"], overwrite=False)
 
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
@@ -489,6 +490,9 @@ def _require_same_plan(
 
 
 RANGE_COMMAND = "convert --shard-range"
+MARKER_LOCK = "marker.lock"
+MARKER_WAIT_S = 120.0
+
 _RANGE_LOCK = re.compile(r"shards-(\d+)-(\d+)\.lock")
 
 
@@ -502,7 +506,7 @@ def lock_all(store: Store, command: str, locks: ExitStack) -> WriteLock:
     """
     lock = locks.enter_context(write_lock(store, command))
     reports = open_store(store.url_of(REPORTS))
-    names = filter(_RANGE_LOCK.fullmatch, reports.list())
+    names = [name for name in reports.list() if _RANGE_LOCK.fullmatch(name) or name == MARKER_LOCK]
     # Side by side: each dead holder on another machine is watched for a minute.
     map_requests(
         reports, lambda name: locks.enter_context(write_lock(reports, command, name)), names
@@ -527,6 +531,27 @@ def lock_shards(store: Store, shards: range, locks: ExitStack) -> WriteLock:
             if start < shards.stop and shards.start < stop:
                 require_unlocked(reports, name)
     return lock
+
+
+@contextmanager
+def _marker_lock(store: Store) -> Iterator[None]:
+    """Hold the lock on the marker for the block. Ranges that start together wait for each other.
+
+    A conditional write would not do: where storage has none, only the pause of a lock keeps two
+    ranges with different options from both taking the marker for their own.
+    """
+    reports = open_store(store.url_of(REPORTS))
+    deadline = time.monotonic() + MARKER_WAIT_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(write_lock(reports, RANGE_COMMAND, MARKER_LOCK))
+                break
+            except LockedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        yield
 
 
 # -- one output for each split ---------------------------------------------------------------------
