@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -247,9 +247,14 @@ class Family:
         Raises:
             ConfigError: They have another form. The message names the setting of a decoder.
         """
+        arrange: dict[str, Callable[[Any, Any], Inputs]] = {
+            "image": self.image_inputs,
+            "video": self.video_inputs,
+            "audio": self.audio_inputs,
+        }
         inputs: Inputs = {}
         for kind, medium in media.items():
-            inputs |= getattr(self, f"{kind}_inputs")(medium, config)
+            inputs |= arrange[kind](medium, config)
         return inputs
 
     def image_inputs(self, pictures: Pictures, config: Any) -> Inputs:

@@ -47,8 +47,9 @@ class Whisper(Family):
         import torch
 
         features = media.get("audio")
-        rows = features.rows.tolist() if isinstance(features, Features) else []
-        counts = [rows.count(row) for row in range(len(batch["input_ids"]))]
+        counts = [0] * len(batch["input_ids"])
+        for row in features.rows.tolist() if isinstance(features, Features) else ():
+            counts[row] += 1
         require_one_each(batch, counts, "whisper", "audio")
         assert isinstance(features, Features)  # each row has one
         ids, labels = batch["input_ids"], batch.get("labels")
